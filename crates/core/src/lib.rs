@@ -1,1 +1,9 @@
-//! core
+//! The pure part of stageline.
+//!
+//! Everything here is a function of its arguments: no file, socket, clock, random number, environment variable or
+//! hash-ordered iteration. The same input gives the same bytes. `tests/tidy.rs` of the root package enforces that by
+//! words and by the dependency list.
+
+pub mod diagnostic;
+pub mod id;
+pub mod unit;

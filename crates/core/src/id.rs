@@ -1,0 +1,517 @@
+//! Every name and identifier as its own type.
+//!
+//! An identifier is parsed once, at the edge, and is valid from then on. All of them order and print deterministically.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Why a text is not the identifier it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct IdError(pub String);
+
+macro_rules! serde_as_text {
+    ($($type:ty),+) => {$(
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+        impl schemars::JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($type).into()
+            }
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({ "type": "string" })
+            }
+        }
+    )+};
+}
+
+/// The name of a table in the topology: `^[a-z][a-z0-9-]{0,23}$`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(String);
+
+impl Name {
+    /// Longest name, in bytes.
+    pub const MAX: usize = 24;
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Name {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let mut bytes = text.bytes();
+        let first = bytes.next().is_some_and(|b| b.is_ascii_lowercase());
+        let rest = bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        if first && rest && text.len() <= Self::MAX {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(IdError(format!(
+                "`{text}` is not a name: a lower-case letter, then at most 23 of a-z, 0-9 and `-`"
+            )))
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// One of the machines that a `[lease.NAME]` table asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId {
+    /// The table's name.
+    pub name: Name,
+    /// 0 up to `count` - 1.
+    pub index: u32,
+}
+
+/// One link of a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StageId {
+    /// The pipeline's name.
+    pub pipeline: Name,
+    /// 0 is the entry.
+    pub index: u32,
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lease.{}[{}]", self.name, self.index)
+    }
+}
+
+impl fmt::Display for StageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stage.{}[{}]", self.pipeline, self.index)
+    }
+}
+
+/// Where a resource stands in diffs, commands and state.
+///
+/// The order is the order of listings: by kind as declared here, then by name, then by index.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Address {
+    /// A machine we pay for.
+    Lease(LeaseId),
+    /// Agent, roster, model shard and configuration present on that lease.
+    Delivery(LeaseId),
+    /// A folder rendered for an external runtime.
+    Bundle(Name),
+    /// A running worker.
+    Stage(StageId),
+    /// The chain answers its check.
+    Pipeline(Name),
+    /// What makes pipelines reachable.
+    Exposure(Name),
+}
+
+impl Address {
+    /// The kinds, as they are written, in order.
+    pub const KINDS: [&'static str; 6] = [
+        "lease", "delivery", "bundle", "stage", "pipeline", "exposure",
+    ];
+
+    /// The word before the first dot.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Lease(_) => "lease",
+            Self::Delivery(_) => "delivery",
+            Self::Bundle(_) => "bundle",
+            Self::Stage(_) => "stage",
+            Self::Pipeline(_) => "pipeline",
+            Self::Exposure(_) => "exposure",
+        }
+    }
+
+    /// The lease that this is or stands on by name; none for stages, whose lease is in their spec.
+    pub fn lease(&self) -> Option<&LeaseId> {
+        match self {
+            Self::Lease(id) | Self::Delivery(id) => Some(id),
+            Self::Bundle(_) | Self::Stage(_) | Self::Pipeline(_) | Self::Exposure(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Lease(id) => id.to_string(),
+            Self::Delivery(id) => format!("delivery.{}[{}]", id.name, id.index),
+            Self::Bundle(name) => format!("bundle.{name}"),
+            Self::Stage(id) => id.to_string(),
+            Self::Pipeline(name) => format!("pipeline.{name}"),
+            Self::Exposure(name) => format!("exposure.{name}"),
+        };
+        f.pad(&text)
+    }
+}
+
+impl FromStr for Address {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let wrong = |why: &str| {
+            IdError(format!(
+                "`{text}` is not an address such as lease.gpu[0]: {why}"
+            ))
+        };
+        let (kind, rest) = text
+            .split_once('.')
+            .ok_or_else(|| wrong("no kind before a dot"))?;
+        let (name, index) = match rest.split_once('[') {
+            None => (rest, None),
+            Some((name, index)) => {
+                let index = index
+                    .strip_suffix(']')
+                    .ok_or_else(|| wrong("`[` without `]`"))?;
+                let plain = index == "0" || !index.starts_with('0');
+                let number = index
+                    .parse()
+                    .ok()
+                    .filter(|_| plain && !index.starts_with('+'));
+                (
+                    name,
+                    Some(number.ok_or_else(|| wrong("the index is not a number"))?),
+                )
+            }
+        };
+        let name: Name = name.parse().map_err(|error: IdError| wrong(&error.0))?;
+        match (kind, index) {
+            ("lease", Some(index)) => Ok(Self::Lease(LeaseId { name, index })),
+            ("delivery", Some(index)) => Ok(Self::Delivery(LeaseId { name, index })),
+            ("stage", Some(index)) => Ok(Self::Stage(StageId {
+                pipeline: name,
+                index,
+            })),
+            ("bundle", None) => Ok(Self::Bundle(name)),
+            ("pipeline", None) => Ok(Self::Pipeline(name)),
+            ("exposure", None) => Ok(Self::Exposure(name)),
+            ("lease" | "delivery" | "stage", None) => Err(wrong("it needs an index, such as [0]")),
+            ("bundle" | "pipeline" | "exposure", Some(_)) => Err(wrong("it takes no index")),
+            _ => Err(wrong(&format!("kinds are {}", Self::KINDS.join(", ")))),
+        }
+    }
+}
+
+macro_rules! hex_bytes {
+    ($(#[$doc:meta])* $name:ident, $len:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub [u8; $len]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{self}")
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                let wrong = || IdError(format!("`{text}` is not {} hexadecimal digits", 2 * $len));
+                if text.len() != 2 * $len || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+                    return Err(wrong());
+                }
+                let mut bytes = [0; $len];
+                for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+                    let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+                    *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+                }
+                Ok(Self(bytes))
+            }
+        }
+
+        serde_as_text!($name);
+    };
+}
+
+hex_bytes! {
+    /// 128 random bits made with the first journal entry: which life of a topology a machine belongs to.
+    Lineage, 16
+}
+hex_bytes! {
+    /// The operator's public key (ed25519), by which agents know who may command them.
+    OperatorId, 32
+}
+hex_bytes! {
+    /// The public key of one endpoint on the data plane (ed25519).
+    EndpointKey, 32
+}
+hex_bytes! {
+    /// 128 random bits, one per process that writes to a journal.
+    WriterId, 16
+}
+hex_bytes! {
+    /// 128 random bits, one per journal entry: tells one's own entry from another's after a lost answer.
+    Nonce, 16
+}
+hex_bytes! {
+    /// A BLAKE3 digest of what it stands for; equal content, equal fingerprint.
+    Fingerprint, 32
+}
+hex_bytes! {
+    /// A SHA-256 digest, by which models are named in the wild.
+    Sha256, 32
+}
+hex_bytes! {
+    /// The first 128 bits of the digest of a plan's content.
+    PlanId, 16
+}
+
+impl Fingerprint {
+    /// The fingerprint of a text.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The first eight hexadecimal digits, for people.
+    pub fn short(&self) -> String {
+        self.to_string()[..8].to_owned()
+    }
+}
+
+serde_as_text!(Name, Address);
+
+macro_rules! counter {
+    ($(#[$doc:meta])* $name:ident, $int:ty) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $int);
+
+        impl $name {
+            /// The one after this.
+            #[must_use]
+            pub const fn next(self) -> Self {
+                Self(self.0 + 1)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+    };
+}
+
+counter! {
+    /// Rises with each replacement of a resource; the first is 1.
+    Generation, u32
+}
+counter! {
+    /// One try of a create within a generation; the first is 1.
+    Attempt, u32
+}
+counter! {
+    /// The number of a journal entry; the first is 1. Never goes back.
+    JournalNumber, u64
+}
+counter! {
+    /// The journal number of the `begin` that opened a run; 0 is before any.
+    Epoch, u64
+}
+
+/// What a provider calls a machine. Opaque, printable, at most 128 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MachineId(String);
+
+impl MachineId {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for MachineId {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        if text.is_empty() || text.len() > 128 || !text.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(IdError(
+                "a machine id is 1 to 128 printable characters without spaces".to_owned(),
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for MachineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// The name by which a create can be found again at the provider: `sl-<16 hex of lineage>-<8 hex of address>-g<G>a<A>`.
+///
+/// A pure function of lineage, address, generation and attempt. Letters, digits and hyphens, under 64 characters.
+/// Two creates never share a key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestKey(String);
+
+impl RequestKey {
+    /// The key of one try.
+    pub fn derive(
+        lineage: &Lineage,
+        address: &Address,
+        generation: Generation,
+        attempt: Attempt,
+    ) -> Self {
+        Self(format!(
+            "{}g{generation}a{attempt}",
+            Self::prefix(lineage, address)
+        ))
+    }
+
+    /// What all tries for one address have in common; `find` lists by it.
+    pub fn prefix(lineage: &Lineage, address: &Address) -> String {
+        let address = Fingerprint::of(address.to_string().as_bytes()).short();
+        format!("{}{address}-", Self::mark(lineage))
+    }
+
+    /// What all machines of one lineage have in common: our mark.
+    pub fn mark(lineage: &Lineage) -> String {
+        format!("sl-{}-", &lineage.to_string()[..16])
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The generation and attempt in it.
+    pub fn try_of(&self) -> (Generation, Attempt) {
+        self.parts().expect("checked when the key was made")
+    }
+
+    fn parts(&self) -> Option<(Generation, Attempt)> {
+        let (generation, attempt) = self.0.rsplit_once("-g")?.1.split_once('a')?;
+        Some((
+            Generation(generation.parse().ok()?),
+            Attempt(attempt.parse().ok()?),
+        ))
+    }
+}
+
+impl FromStr for RequestKey {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let key = Self(text.to_owned());
+        let hex = |s: Option<&str>, n: usize| {
+            s.is_some_and(|s| s.len() == n && s.bytes().all(|b| b.is_ascii_hexdigit()))
+        };
+        let mut parts = text.split('-');
+        let shape = parts.next() == Some("sl") && hex(parts.next(), 16) && hex(parts.next(), 8);
+        if shape && key.parts().is_some() && text.len() < 64 {
+            Ok(key)
+        } else {
+            Err(IdError(format!(
+                "`{}` is not a request key",
+                text.escape_default()
+            )))
+        }
+    }
+}
+
+impl fmt::Display for RequestKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+serde_as_text!(MachineId, RequestKey);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read_what_they_write_and_refuse_the_rest() {
+        for text in [
+            "lease.gpu[0]",
+            "delivery.gpu[12]",
+            "stage.llama[1]",
+            "pipeline.llama",
+            "exposure.api",
+            "bundle.x",
+        ] {
+            assert_eq!(text.parse::<Address>().expect(text).to_string(), text);
+        }
+        for text in [
+            "lease.gpu",
+            "lease.gpu[01]",
+            "lease.gpu[+1]",
+            "lease.gpu[x]",
+            "pipeline.x[0]",
+            "leas.gpu[0]",
+            "",
+            "lease.[0]",
+        ] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_sort_by_number_not_by_text() {
+        let mut all: Vec<Address> = ["lease.gpu[10]", "stage.a[0]", "lease.gpu[2]"]
+            .map(|t| t.parse().expect(t))
+            .to_vec();
+        all.sort();
+        assert_eq!(
+            all.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["lease.gpu[2]", "lease.gpu[10]", "stage.a[0]"]
+        );
+    }
+
+    #[test]
+    fn request_keys_are_short_and_never_shared() {
+        let lineage = Lineage([7; 16]);
+        let address: Address = "lease.abcdefghijklmnopqrstuvwx[4294967295]"
+            .parse()
+            .expect("an address");
+        let key = RequestKey::derive(&lineage, &address, Generation(u32::MAX), Attempt(u32::MAX));
+        assert!(key.as_str().len() < 64, "{key}");
+        assert!(
+            key.as_str()
+                .starts_with(&RequestKey::prefix(&lineage, &address))
+        );
+        assert_eq!(
+            key.as_str()
+                .parse::<RequestKey>()
+                .expect("round trip")
+                .try_of(),
+            (Generation(u32::MAX), Attempt(u32::MAX))
+        );
+        assert_ne!(
+            key,
+            RequestKey::derive(&lineage, &address, Generation(u32::MAX), Attempt(1))
+        );
+    }
+}
