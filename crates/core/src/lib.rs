@@ -6,4 +6,6 @@
 
 pub mod diagnostic;
 pub mod id;
+pub mod offer;
+pub mod topology;
 pub mod unit;

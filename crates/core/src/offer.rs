@@ -1,0 +1,105 @@
+//! What can be rented: facts of a machine, what a provider asks for it, what a lease requires.
+//!
+//! A quote is perishable and a claim; facts that count are measured on the machine. Requirements match facts, never
+//! wishes.
+
+mod requirement;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use requirement::{Misfit, Requirement, RequirementError};
+
+use crate::id::Name;
+use crate::unit::{Bytes, MicroDollars};
+
+/// One GPU of a machine.
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+)]
+pub struct Gpu {
+    /// The vendor's name, as `nvidia-smi` prints it.
+    pub model: String,
+    /// Memory of this one.
+    pub vram: Bytes,
+}
+
+/// What is known of a machine, claimed by a provider or measured by the agent.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+)]
+pub struct Facts {
+    /// `linux`, `macos`, as Rust's `std::env::consts::OS`.
+    pub os: String,
+    /// `x86_64`, `aarch64`, as Rust's `std::env::consts::ARCH`.
+    pub arch: String,
+    /// Logical processors that may be used.
+    pub cpus: u32,
+    /// Main memory.
+    pub memory: Bytes,
+    /// Free disk where deliveries go.
+    pub disk: Bytes,
+    /// Every GPU, in the order of the driver.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<Gpu>,
+    /// Version of the GPU driver, such as `550.54`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Highest CUDA version that the driver takes, such as `12.4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// The provider's code of the place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// Programs that are present.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<String>,
+    /// Whether it may be taken away.
+    #[serde(default)]
+    pub spot: bool,
+    /// Fields that only this provider has, matched by `provider.FIELD`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra: BTreeMap<String, String>,
+}
+
+/// What the provider calls one of its offers. Opaque.
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(transparent)]
+pub struct QuoteId(pub String);
+
+impl fmt::Display for QuoteId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// How many can take a quote.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Supply {
+    /// An ask that only one can take.
+    One,
+    /// A shape of which at least this many can be had now.
+    Many(u32),
+}
+
+/// A provider's perishable statement: such a machine at such a price.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Quote {
+    /// The `[provider.NAME]` that was asked.
+    pub provider: Name,
+    /// What the provider calls it.
+    pub id: QuoteId,
+    /// What the provider claims.
+    pub facts: Facts,
+    /// All in: disk included.
+    pub price_per_hour: MicroDollars,
+    /// How many can take it.
+    pub supply: Supply,
+}

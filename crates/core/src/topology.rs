@@ -1,0 +1,287 @@
+//! The topology file: TOML text to a validated [`Topology`], or *all* the diagnostics.
+//!
+//! One definition of the keys serves the reader, the JSON Schema, `explain` and the reference page. TOML structs end
+//! here: what leaves this module is checked, has its units, and has no variables left.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::id::{LeaseId, Name, Sha256};
+use crate::offer::Requirement;
+use crate::unit::{Bytes, MicroDollars, Millis};
+
+/// What the user declares should exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Its name; part of where state is kept.
+    pub name: Name,
+    /// Caps, checked while planning and before each launch.
+    pub limits: Limits,
+    /// Relay of the data plane; none means iroh's public ones (none for `local`).
+    pub relay: Option<Relay>,
+    /// Who sells leases.
+    pub providers: BTreeMap<Name, Provider>,
+    /// What may be rented, on which terms.
+    pub offers: BTreeMap<Name, Offer>,
+    /// Machines wanted now, one entry for each `[lease.X]`.
+    pub leases: BTreeMap<Name, Lease>,
+    /// Models served by chains of workers.
+    pub pipelines: BTreeMap<Name, Pipeline>,
+    /// How pipelines can be reached.
+    pub exposures: BTreeMap<Name, Exposure>,
+}
+
+/// Caps on money and machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// One machine; none is no cap. Default $10.
+    pub max_price_per_hour: Option<MicroDollars>,
+    /// All machines together.
+    pub max_total_per_hour: Option<MicroDollars>,
+    /// Machines at once.
+    pub max_leases: Option<u32>,
+}
+
+/// A secret by reference; its value is read when it is needed and never recorded.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SecretRef {
+    /// An environment variable.
+    Env(String),
+    /// A regular file that only its owner can read.
+    File(PathBuf),
+    /// A program that prints one line.
+    Command(Vec<String>),
+}
+
+/// One's own relay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relay {
+    /// Its URL.
+    pub url: String,
+    /// Access token.
+    pub token: Option<SecretRef>,
+    /// PEM file of a root certificate to trust.
+    pub ca: Option<PathBuf>,
+}
+
+/// A `[provider.X]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provider {
+    /// Which adapter, and its settings.
+    pub kind: ProviderKind,
+}
+
+/// The adapters that exist, with their settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProviderKind {
+    /// Process trees on this computer.
+    Local {
+        /// Machines at once; none is the number of cores.
+        slots: Option<u32>,
+        /// What a machine is said to cost, for rehearsals.
+        price_per_hour: MicroDollars,
+    },
+}
+
+/// A `[offer.X]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The `[provider.X]` that sells it.
+    pub provider: Name,
+    /// Which machines.
+    pub requirement: Requirement,
+    /// All in, one machine; none leaves it to `limits`.
+    pub max_price_per_hour: Option<MicroDollars>,
+    /// A machine without work for this long is ended.
+    pub idle_timeout: Millis,
+    /// A machine this old is ended.
+    pub max_lifetime: Millis,
+    /// From create to ready; none is the provider's default.
+    pub acquire_timeout: Option<Millis>,
+}
+
+/// A `[lease.X]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Any of these.
+    pub offers: Vec<Name>,
+    /// How many machines.
+    pub count: u32,
+    /// Narrows every offer's requirement.
+    pub requirement: Requirement,
+    /// Narrows every offer's price.
+    pub max_price_per_hour: Option<MicroDollars>,
+    /// Narrows every offer's limit.
+    pub idle_timeout: Option<Millis>,
+    /// Narrows every offer's limit.
+    pub max_lifetime: Option<Millis>,
+    /// Narrows every offer's limit.
+    pub acquire_timeout: Option<Millis>,
+}
+
+/// A `[pipeline.X]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pipeline {
+    /// Which model; none for engines that need none.
+    pub model: Option<Model>,
+    /// What the workers are.
+    pub engine: Engine,
+    /// More arguments to the worker.
+    pub engine_args: Vec<String>,
+    /// Environment of every worker.
+    pub env: BTreeMap<String, String>,
+    /// Secret environment of every worker.
+    pub secrets: BTreeMap<String, SecretRef>,
+    /// Where the layers go.
+    pub stages: Stages,
+    /// Numbers on the hop.
+    pub dtype: Dtype,
+    /// Tokens; none is the model's.
+    pub context: Option<u32>,
+    /// Requests at once; none is four for each stage.
+    pub max_in_flight: Option<u32>,
+    /// From start to ready.
+    pub ready_timeout: Millis,
+    /// One request.
+    pub request_timeout: Millis,
+    /// What the pipeline must answer to be ready.
+    pub check: Check,
+}
+
+/// Where a model comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// The file itself.
+    pub source: ModelSource,
+    /// Its digest; required for `url`.
+    pub sha256: Option<Sha256>,
+    /// Access token.
+    pub token: Option<SecretRef>,
+    /// Who fetches a `url`.
+    pub fetch: Fetch,
+}
+
+/// The file of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// On the operator's computer, relative to the topology file.
+    Path(PathBuf),
+    /// On a server.
+    Url(String),
+}
+
+/// Who fetches a model that has a `url`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Fetch {
+    /// The leased machine.
+    Machine,
+    /// The operator's computer, which then delivers it.
+    Operator,
+}
+
+/// What the workers of a pipeline are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// `stageline-worker`.
+    Native,
+    /// Any program that speaks `stage/1`.
+    Command(Vec<String>),
+    /// Deterministic bytes and tokens, no model.
+    Stub,
+}
+
+/// Numbers on the hop between stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 16 bits, half the bytes.
+    Bf16,
+    /// 32 bits: a split run equals an unsplit one, token for token.
+    F32,
+}
+
+/// Layers `start..end` of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Layers {
+    /// The first.
+    pub start: u32,
+    /// One past the last.
+    pub end: u32,
+}
+
+impl std::fmt::Display for Layers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}..{}", self.start, self.end)
+    }
+}
+
+/// Where the layers of a pipeline go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stages {
+    /// One by one.
+    Listed(Vec<Stage>),
+    /// One stage for each of these machines, in order; the planner finds the cuts.
+    Auto {
+        /// The machines.
+        on: Vec<LeaseId>,
+        /// Environment of every stage.
+        env: BTreeMap<String, String>,
+    },
+}
+
+/// One link of a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The machine it runs on.
+    pub on: LeaseId,
+    /// Its layers; none for engines without a model, where the planner numbers them.
+    pub layers: Option<Layers>,
+    /// GPUs it takes, by number.
+    pub gpus: u32,
+    /// Environment of this worker.
+    pub env: BTreeMap<String, String>,
+}
+
+/// What a pipeline must answer to be ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// The prompt.
+    pub prompt: String,
+    /// Tokens to ask for.
+    pub max_tokens: u32,
+    /// Text that the answer must contain.
+    pub expect: Option<String>,
+}
+
+/// An `[exposure.X]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exposure {
+    /// Told apart by `model`.
+    pub pipelines: Vec<Name>,
+    /// Which protocol.
+    pub serve: Serve,
+    /// By which way.
+    pub via: Via,
+}
+
+/// The protocol of an exposure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Serve {
+    /// OpenAI-compatible HTTP at the entry stage.
+    OpenAi,
+}
+
+/// The way of an exposure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// A listener on the loopback of the machine with the first pipeline's entry stage.
+    Loopback {
+        /// Address and port; port 0 takes a free one, kept from then on.
+        listen: std::net::SocketAddr,
+        /// Asked of every request when set.
+        api_key: Option<SecretRef>,
+    },
+}
