@@ -28,7 +28,16 @@ pub struct Gpu {
 
 /// What is known of a machine, claimed by a provider or measured by the agent.
 #[derive(
-    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
 )]
 pub struct Facts {
     /// `linux`, `macos`, as Rust's `std::env::consts::OS`.
