@@ -7,5 +7,6 @@
 pub mod diagnostic;
 pub mod id;
 pub mod offer;
+pub mod stage_protocol;
 pub mod topology;
 pub mod unit;
