@@ -1,1 +1,10 @@
-//! lib
+//! Everything of stageline that has effects: providers, agents, the data plane, state, and the command line.
+//!
+//! The pure planner is in `stageline_core`. Here a plan is carried out, writing each intention down before it acts.
+
+pub mod ambient;
+pub mod machine;
+pub mod pipeline;
+pub mod provider;
+
+pub use stageline_core as core;

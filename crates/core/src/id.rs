@@ -91,6 +91,30 @@ pub struct StageId {
     pub index: u32,
 }
 
+macro_rules! address_part {
+    ($type:ident, $kind:ident) => {
+        impl FromStr for $type {
+            type Err = IdError;
+
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                match text.parse()? {
+                    Address::$kind(id) => Ok(id),
+                    other => Err(IdError(format!(
+                        "`{other}` is a {}, not a {}",
+                        other.kind(),
+                        stringify!($kind).to_lowercase()
+                    ))),
+                }
+            }
+        }
+
+        serde_as_text!($type);
+    };
+}
+
+address_part!(LeaseId, Lease);
+address_part!(StageId, Stage);
+
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lease.{}[{}]", self.name, self.index)

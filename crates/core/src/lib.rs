@@ -7,6 +7,7 @@
 pub mod diagnostic;
 pub mod id;
 pub mod offer;
+pub mod resource;
 pub mod stage_protocol;
 pub mod topology;
 pub mod unit;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use crate::id::{LeaseId, Name, Sha256};
 use crate::offer::Requirement;
-use crate::unit::{Bytes, MicroDollars, Millis};
+use crate::unit::{MicroDollars, Millis};
 
 /// What the user declares should exist.
 #[derive(Clone, Debug, PartialEq, Eq)]

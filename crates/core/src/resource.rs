@@ -1,0 +1,423 @@
+//! The closed set of things we create: what each should be, what was made, and how a call can end.
+//!
+//! A spec is what the plan wants; a receipt is what was made and all that its undoing needs, so that a deleted offer
+//! strands nothing. Both are recorded, so both are versioned by `journal::FORMAT`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::id::{
+    Address, EndpointKey, Fingerprint, JournalNumber, LeaseId, MachineId, Name, RequestKey, Sha256,
+    StageId,
+};
+use crate::offer::{Facts, QuoteId, Requirement};
+use crate::topology::{Dtype, Layers, SecretRef, Serve};
+use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
+
+/// What one resource should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Spec {
+    /// A machine.
+    Lease(LeaseSpec),
+    /// What must be present on a machine.
+    Delivery(DeliverySpec),
+    /// A running worker.
+    Stage(StageSpec),
+    /// A chain that answers.
+    Pipeline(PipelineSpec),
+    /// A way in.
+    Exposure(ExposureSpec),
+}
+
+/// A machine, and on which terms it may be rented.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LeaseSpec {
+    /// Any of these; the cheapest machine that fits one of them first.
+    pub terms: Vec<Terms>,
+    /// Free memory that its stages need; part of the requirement.
+    #[serde(default)]
+    pub memory: Bytes,
+    /// A machine without work for this long is ended.
+    pub idle_timeout: Millis,
+    /// A machine this old is ended.
+    pub max_lifetime: Millis,
+    /// From create to ready; none is the provider's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acquire_timeout: Option<Millis>,
+}
+
+/// One offer of a lease: who sells, which machines, the most it may cost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Terms {
+    /// The `[offer.NAME]`.
+    pub offer: Name,
+    /// The `[provider.NAME]` that sells it.
+    pub provider: Name,
+    /// The adapter of that provider, such as `local`.
+    pub provider_kind: String,
+    /// The offer's and the lease's terms together.
+    pub requirement: Requirement,
+    /// The smallest of all limits that apply; none is no cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<MicroDollars>,
+}
+
+/// What must be present on a machine before its workers start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeliverySpec {
+    /// One for each pipeline with a stage on this machine.
+    pub pipelines: BTreeMap<Name, PipelineShare>,
+}
+
+/// One machine's share of a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PipelineShare {
+    /// The model, and which of its layers this machine needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<Shard>,
+    /// Every stage of the pipeline in order: what the roster is made from.
+    pub roster: Vec<RosterLine>,
+    /// Requests at once, over all stages.
+    pub max_in_flight: u32,
+    /// One request.
+    pub request_timeout: Millis,
+    /// Numbers on the hop.
+    pub dtype: Dtype,
+}
+
+/// A part of a model file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Shard {
+    /// Which file.
+    pub model: ModelRef,
+    /// The layers that are needed; several when several stages share a machine.
+    pub layers: Vec<Layers>,
+    /// Whether the first stage is here: it needs the embedding and the tokenizer.
+    pub entry: bool,
+    /// Whether the last stage is here: it needs the output head.
+    pub exit: bool,
+    /// Bytes of the file that are needed.
+    pub bytes: Bytes,
+}
+
+/// A model file by content, and where its bytes can be had.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelRef {
+    /// Its digest: what it is.
+    pub sha256: Sha256,
+    /// Its length.
+    pub size: Bytes,
+    /// Where the bytes come from; not part of what it is.
+    pub origin: ModelOrigin,
+}
+
+/// Where the bytes of a model come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelOrigin {
+    /// The operator sends them out of this file.
+    Operator(std::path::PathBuf),
+    /// The operator fetches this URL and sends them.
+    OperatorUrl(String),
+    /// The machine fetches this URL.
+    MachineUrl(String),
+}
+
+/// One stage as the roster names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct RosterLine {
+    /// The machine that it runs on.
+    pub lease: LeaseId,
+    /// Its layers, for engines that have a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Layers>,
+}
+
+/// A running worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StageSpec {
+    /// The machine that it runs on.
+    pub on: LeaseId,
+    /// How many stages the pipeline has.
+    pub num_stages: u32,
+    /// What runs.
+    pub engine: EngineSpec,
+    /// Its layers, for engines that have a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Layers>,
+    /// Its model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Sha256>,
+    /// More arguments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engine_args: Vec<String>,
+    /// Environment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Secret environment, by reference.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, SecretRef>,
+    /// GPUs by number on that machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<u32>,
+    /// Numbers on the hop.
+    pub dtype: Dtype,
+    /// Tokens; none is the model's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<u32>,
+    /// From start to ready.
+    pub ready_timeout: Millis,
+}
+
+/// What runs as a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineSpec {
+    /// `stageline-worker`.
+    Native,
+    /// Any program that speaks `stage/1`.
+    Command(Vec<String>),
+    /// Deterministic bytes and tokens, no model.
+    Stub,
+}
+
+/// A chain that answers its check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PipelineSpec {
+    /// The machines of its stages, in order.
+    pub stages: Vec<LeaseId>,
+    /// The prompt.
+    pub prompt: String,
+    /// Tokens to ask for.
+    pub max_tokens: u32,
+    /// Text that the answer must contain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect: Option<String>,
+    /// The longest that the check may take.
+    pub request_timeout: Millis,
+}
+
+/// A way in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ExposureSpec {
+    /// Pipelines with the machine of each one's entry stage.
+    pub pipelines: BTreeMap<Name, LeaseId>,
+    /// The machine that listens: the entry of the first pipeline in the file.
+    pub at: LeaseId,
+    /// Which protocol.
+    pub serve: Serve,
+    /// By which way.
+    pub via: ViaSpec,
+}
+
+/// The way of an exposure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ViaSpec {
+    /// A listener on the loopback of the machine at the entry.
+    Loopback {
+        /// Address and port; port 0 takes a free one.
+        listen: SocketAddr,
+        /// Asked of every request when set.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        api_key: Option<SecretRef>,
+    },
+}
+
+/// What was made, and all that its undoing needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Receipt {
+    /// A machine.
+    Lease(Box<LeaseReceipt>),
+    /// What is present on a machine.
+    Delivery(DeliveryReceipt),
+    /// A running worker.
+    Stage(StageReceipt),
+    /// A chain that answered.
+    Pipeline(PipelineReceipt),
+    /// A way in.
+    Exposure(ExposureReceipt),
+}
+
+/// A machine that we hold and pay for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LeaseReceipt {
+    /// The `[provider.NAME]` at that time.
+    pub provider: Name,
+    /// The adapter: enough to undo it when the table is gone.
+    pub provider_kind: String,
+    /// The `[offer.NAME]` at that time.
+    pub offer: Name,
+    /// The quote that was taken.
+    pub quote: QuoteId,
+    /// What the provider calls the machine.
+    pub machine: MachineId,
+    /// By which it can be found.
+    pub request_key: RequestKey,
+    /// What it costs.
+    pub price_per_hour: MicroDollars,
+    /// When the provider returned its id.
+    #[schemars(with = "String")]
+    pub created_at: Timestamp,
+    /// What was found when it became ready; none until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<LeaseReady>,
+}
+
+/// A machine whose agent answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LeaseReady {
+    /// Measured by the agent.
+    pub facts: Facts,
+    /// The agent's public key.
+    pub endpoint: EndpointKey,
+    /// How to reach it.
+    pub contact: Contact,
+}
+
+/// How an agent can be reached.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub struct Contact {
+    /// Addresses that may work directly.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub direct: Vec<SocketAddr>,
+    /// The relay that it keeps a connection to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
+}
+
+/// What is present on a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeliveryReceipt {
+    /// The agent that has it.
+    pub endpoint: EndpointKey,
+    /// The revision of each pipeline's roster: the journal number of the step that made it.
+    pub rosters: BTreeMap<Name, JournalNumber>,
+}
+
+/// A running worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StageReceipt {
+    /// The agent that supervises it.
+    pub endpoint: EndpointKey,
+    /// What the agent was told: its digest tells a changed stage from an unchanged one.
+    pub spec: Fingerprint,
+}
+
+/// A chain that answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PipelineReceipt {
+    /// The beginning of the answer to the check.
+    pub answer: String,
+    /// How long it took.
+    pub took: Millis,
+}
+
+/// A way in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ExposureReceipt {
+    /// The agent that listens.
+    pub endpoint: EndpointKey,
+    /// What a client is pointed at.
+    pub url: String,
+}
+
+/// Which kind of failure it was: decides whether another offer helps, and who must act.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureClass {
+    /// The provider has none left; the next offer may.
+    Capacity,
+    /// Somebody else took that offer.
+    OfferGone,
+    /// An account limit: ask the provider to raise it.
+    Quota,
+    /// No credit.
+    Money,
+    /// The key does not work, or it is another account's.
+    Auth,
+    /// The request can never work as written.
+    Config,
+    /// Too many requests.
+    Rate,
+    /// Anything else.
+    Unknown,
+}
+
+impl FailureClass {
+    /// Whether the next offer on the shortlist may still work.
+    pub const fn moves_on(self) -> bool {
+        matches!(self, Self::Capacity | Self::OfferGone)
+    }
+}
+
+/// Why a call did not yield what it should.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
+#[error("{message}")]
+pub struct Cause {
+    /// Which kind.
+    pub class: FailureClass,
+    /// What happened, in one sentence; no secret.
+    pub message: String,
+    /// What to do now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl Cause {
+    /// A cause without a hint yet.
+    pub fn new(class: FailureClass, message: impl Into<String>) -> Self {
+        Self {
+            class,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// Adds what to do now.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+/// How one call ended. A time-out is in doubt, never refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome<T> {
+    /// It was made.
+    Done(T),
+    /// It was not made, for certain.
+    Refused(Cause),
+    /// It may have been made.
+    InDoubt(Cause),
+}
+
+impl Spec {
+    /// The digest of the whole spec: equal when nothing is to be done.
+    pub fn fingerprint(&self) -> Fingerprint {
+        let bytes = serde_json::to_vec(self).expect("a spec is plain data");
+        Fingerprint::of(&bytes)
+    }
+}
+
+/// The stage that an address names, if it names one.
+pub fn stage_of(address: &Address) -> Option<&StageId> {
+    match address {
+        Address::Stage(id) => Some(id),
+        Address::Lease(_)
+        | Address::Delivery(_)
+        | Address::Bundle(_)
+        | Address::Pipeline(_)
+        | Address::Exposure(_) => None,
+    }
+}

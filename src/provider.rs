@@ -1,0 +1,189 @@
+//! Sellers of leases: the trait that each adapter implements, and what adapters declare about themselves.
+//!
+//! The rest of the program branches on declared [`Traits`], never on names. Wire formats end inside an adapter. An
+//! adapter knows nothing of plans, state or journals.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use secrecy::SecretBox;
+use stageline_core::id::{
+    Attempt, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
+};
+use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
+use stageline_core::resource::{Cause, Contact, FailureClass, Outcome};
+use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
+
+/// What an adapter declares, so that nobody has to know its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traits {
+    /// `find` sees a machine by the request key it was made with.
+    pub finds_by_key: bool,
+    /// A created machine may be missing from listings for this long.
+    pub visibility_delay: Duration,
+    /// A create that was answered with an error may still take effect for this long.
+    pub late_commit_window: Duration,
+    /// Longest that one create request may take before it is given up.
+    pub request_timeout: Duration,
+    /// From create to ready, when the topology says nothing.
+    pub acquire_timeout: Duration,
+    /// A stopped machine goes on costing money.
+    pub bills_while_stopped: bool,
+    /// The machine can end itself with a key that can do only that.
+    pub self_destroy: bool,
+    /// A quote can be taken by one only.
+    pub offers_are_one: bool,
+    /// Machines cost nothing, so nobody needs to guard their end.
+    pub free: bool,
+    /// Least time between two requests to one endpoint; zero is no gate.
+    pub rate: Duration,
+}
+
+/// All that a new machine needs so that its agent can prove who it is.
+pub struct Boot {
+    /// The agent's secret key, derived from identity, lineage, address, generation and attempt.
+    pub agent_key: SecretBox<[u8; 32]>,
+    /// Whom the agent obeys.
+    pub operator: OperatorId,
+    /// Which life of a topology it belongs to.
+    pub lineage: Lineage,
+    /// Which machine it is.
+    pub lease: LeaseId,
+    /// How often it was replaced.
+    pub generation: Generation,
+    /// Which try it is.
+    pub attempt: Attempt,
+    /// The relay to keep a connection to; none is direct only.
+    pub relay: Option<String>,
+}
+
+/// One create. Unsafe to repeat.
+pub struct CreateRequest {
+    /// The machine's name or label.
+    pub request_key: RequestKey,
+    /// What is taken.
+    pub quote: Quote,
+    /// Disk to ask for.
+    pub disk: Bytes,
+    /// For the agent.
+    pub boot: Boot,
+}
+
+/// Where a machine is in its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MachineStatus {
+    /// On its way; the phase in the provider's words.
+    Pending(String),
+    /// Up, which says nothing about its agent.
+    Running,
+    /// On its way out, still billed.
+    Ending,
+    /// Ended, or broken for good, in the provider's words. May still be billed until released.
+    Dead(String),
+}
+
+/// A machine as the provider shows it now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// What the provider calls it.
+    pub id: MachineId,
+    /// The name or label, when it is one of our keys.
+    pub request_key: Option<RequestKey>,
+    /// Where it is in its life.
+    pub status: MachineStatus,
+    /// What it costs.
+    pub price_per_hour: MicroDollars,
+    /// What the provider claims.
+    pub facts: Facts,
+    /// How its agent may be reached, as far as known.
+    pub contact: Contact,
+    /// When it was made, by the provider's clock.
+    pub created_at: Option<Timestamp>,
+}
+
+/// A read that did not yield a trustworthy answer. Never the same as an empty one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot see the account of provider `{provider}`: {}", cause.message)]
+pub struct Blind {
+    /// Which provider.
+    pub provider: Name,
+    /// Why.
+    pub cause: Cause,
+    /// How long the provider asked us to wait.
+    pub retry_after: Option<Duration>,
+}
+
+/// What a release call said. Only a listing proves that the machine is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The provider took it.
+    Accepted,
+    /// The provider knows no such machine.
+    Unknown,
+}
+
+/// Sells leases.
+#[async_trait]
+pub trait Provider: Send + Sync {
+    /// The adapter, such as `local`.
+    fn kind(&self) -> &'static str;
+
+    /// What it declares.
+    fn traits(&self) -> &Traits;
+
+    /// What can be rented now, as claimed; the caller compares each with the requirement again.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn search(&self, requirement: &Requirement) -> Result<Vec<Quote>, Blind>;
+
+    /// One quote, read again right before a launch; none when it is gone.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind>;
+
+    /// Rents a machine. Sent at most once; a time-out or a cut connection is in doubt.
+    async fn create(&self, request: CreateRequest) -> Outcome<Machine>;
+
+    /// Every machine whose key begins with this, ended ones that are still billed included.
+    ///
+    /// # Errors
+    /// [`Blind`] when the listing is not complete and trusted.
+    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind>;
+
+    /// Every machine of the account that carries any key of ours.
+    ///
+    /// # Errors
+    /// [`Blind`] when the listing is not complete and trusted.
+    async fn list(&self) -> Result<Vec<Machine>, Blind>;
+
+    /// One machine; none when the provider knows no such id, which is no proof that it never will.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind>;
+
+    /// Ends a machine. May be repeated freely.
+    ///
+    /// # Errors
+    /// [`Cause`] when the provider did not take it.
+    async fn release(&self, id: &MachineId) -> Result<Released, Cause>;
+
+    /// The last `tail` bytes of what the machine itself printed.
+    ///
+    /// # Errors
+    /// [`Cause`] when there are none to be had.
+    async fn logs(&self, id: &MachineId, tail: usize) -> Result<Vec<u8>, Cause>;
+}
+
+impl Blind {
+    /// Blindness of a kind that is not known better.
+    pub fn unknown(provider: &Name, message: impl Into<String>) -> Self {
+        Self {
+            provider: provider.clone(),
+            cause: Cause::new(FailureClass::Unknown, message),
+            retry_after: None,
+        }
+    }
+}
