@@ -6,8 +6,10 @@
 
 pub mod diagnostic;
 pub mod id;
+pub mod journal;
 pub mod offer;
 pub mod resource;
 pub mod stage_protocol;
+pub mod state;
 pub mod topology;
 pub mod unit;

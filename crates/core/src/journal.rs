@@ -1,0 +1,314 @@
+//! Entries of the journal: what is written before and after each call, and how it is read back.
+//!
+//! The journal is the truth; the state is its fold. Every entry names the digest of the one before it, the run that it
+//! belongs to, and its writer, so that a lost answer, a second writer and a missing entry can be told apart. Records
+//! are only ever added to this format; a change of meaning raises [`FORMAT`].
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::id::{
+    Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, Lineage, MachineId, Name,
+    Nonce, OperatorId, PlanId, RequestKey, WriterId,
+};
+use crate::offer::QuoteId;
+use crate::resource::{Cause, Receipt, Spec};
+use crate::unit::{MicroDollars, Timestamp};
+
+/// The version that is written. A newer one is refused, an older one migrated.
+pub const FORMAT: u32 = 1;
+
+/// One object of the journal: records that became durable together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Entry {
+    /// [`FORMAT`] of its writer.
+    pub format: u32,
+    /// Its number: one more than the entry before it.
+    pub n: JournalNumber,
+    /// Digest of the bytes of the entry before it; all zero for the first.
+    pub prev: Fingerprint,
+    /// The run that it belongs to: the number of the entry with its `begin`.
+    pub epoch: Epoch,
+    /// The process that wrote it.
+    pub writer: WriterId,
+    /// Tells this entry from another process's with the same number.
+    pub nonce: Nonce,
+    /// What happened, in order.
+    pub records: Vec<Record>,
+}
+
+/// One thing that was intended or that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "record", rename_all = "kebab-case")]
+pub enum Record {
+    /// The first record of a journal.
+    Genesis {
+        /// Drawn for this journal.
+        lineage: Lineage,
+        /// Whose identity rules its agents.
+        operator: OperatorId,
+        /// The topology's name.
+        topology: Name,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// Opens a run; the entry's own number is the run's epoch. Fences every earlier run for good.
+    Begin {
+        /// `apply`, `destroy`, ...
+        command: String,
+        /// The plan that it carries out, consumed by this record.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        plan: Option<PlanId>,
+        /// Who: user@host, process id.
+        by: String,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// A step is about to act.
+    Started {
+        /// On what.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// What it does.
+        verb: Verb,
+        /// For an acquire: the try.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        launch: Option<Launch>,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// A step did what it should.
+    Done {
+        /// On what.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// What it did.
+        verb: Verb,
+        /// What it should be from now on; none when it is unchanged or gone.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spec: Option<Box<Spec>>,
+        /// What was made; none when it is unchanged or gone.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        receipt: Option<Box<Receipt>>,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// A step did nothing, for certain.
+    Refused {
+        /// On what.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// What it should have done.
+        verb: Verb,
+        /// For an acquire: which try. It is closed by this.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempt: Option<Attempt>,
+        /// Why.
+        cause: Cause,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// A step may have acted.
+    InDoubt {
+        /// On what.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// What it may have done.
+        verb: Verb,
+        /// For an acquire: which try. It stays open.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempt: Option<Attempt>,
+        /// Why.
+        cause: Cause,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// Listings watched for the whole settle horizon show no machine of this try: it is closed.
+    Absent {
+        /// The lease.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// Which try.
+        attempt: Attempt,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// A machine beyond the one that is kept was found and has been released; proven by listing.
+    ExtraReleased {
+        /// The lease that it was made for.
+        address: Address,
+        /// The machine.
+        machine: MachineId,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// A resource is gone without our doing: seen, with its date, by a trusted listing.
+    Vanished {
+        /// Which.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// What was seen.
+        why: String,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// Closes a run in order. A run without it was killed and may be resumed.
+    End {
+        /// All steps of the plan were done.
+        finished: bool,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+}
+
+/// One try to rent a machine, written down before the request goes out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Launch {
+    /// Which try.
+    pub attempt: Attempt,
+    /// The machine's name at the provider.
+    pub request_key: RequestKey,
+    /// The `[provider.NAME]`.
+    pub provider: Name,
+    /// The adapter: enough to look for it when the table is gone.
+    pub provider_kind: String,
+    /// The `[offer.NAME]`.
+    pub offer: Name,
+    /// The quote that is taken.
+    pub quote: QuoteId,
+    /// What it costs, as read again right before.
+    pub price_per_hour: MicroDollars,
+    /// The most that it may cost: counted against every cap until the try is proven gone.
+    pub reservation: MicroDollars,
+}
+
+/// What a step does. One remote effect, with at most one call that is unsafe to repeat.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verb {
+    /// Rents a machine. The one call that is unsafe to repeat.
+    Acquire,
+    /// Waits until the machine's agent answers with facts that fit.
+    Await,
+    /// Writes a changed limit into the state; no call.
+    Record,
+    /// Makes model shard, configuration and roster present.
+    Deliver,
+    /// Starts a worker, or starts it again when its spec changed.
+    Start,
+    /// Ends a worker on a machine that stays.
+    Stop,
+    /// Sends the pipeline's check.
+    Check,
+    /// Makes pipelines reachable.
+    Expose,
+    /// Takes that back on a machine that stays.
+    Unexpose,
+    /// Takes a resource out of the state that ends together with its machine; no call.
+    Forget,
+    /// Ends a machine and proves it.
+    Release,
+}
+
+/// Why bytes are not an entry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// Empty or cut: the writer died before it was whole. Never written by a store that syncs.
+    #[error("the entry is cut off after {bytes} bytes")]
+    Torn {
+        /// How many there are.
+        bytes: usize,
+    },
+    /// Written by a newer stageline.
+    #[error("the entry has format {found}, this stageline reads up to {FORMAT}")]
+    Newer {
+        /// Its format.
+        found: u32,
+    },
+    /// Whole, but no entry.
+    #[error("the entry cannot be read: {0}")]
+    Invalid(String),
+}
+
+impl Entry {
+    /// The bytes that are stored: one line of JSON.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec(self).expect("an entry is plain data");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads stored bytes.
+    ///
+    /// # Errors
+    /// [`EntryError`] when they are cut, newer, or no entry.
+    pub fn decode(bytes: &[u8]) -> Result<Self, EntryError> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+        }
+        if bytes.last() != Some(&b'\n') {
+            return Err(EntryError::Torn { bytes: bytes.len() });
+        }
+        let invalid = |error: serde_json::Error| EntryError::Invalid(error.to_string());
+        serde_json::from_slice(bytes)
+            .or_else(|error| {
+                let head: Head = serde_json::from_slice(bytes).map_err(invalid)?;
+                Err(if head.format > FORMAT {
+                    EntryError::Newer { found: head.format }
+                } else {
+                    invalid(error)
+                })
+            })
+            .and_then(|entry: Self| {
+                if entry.format > FORMAT {
+                    return Err(EntryError::Newer {
+                        found: entry.format,
+                    });
+                }
+                Ok(entry)
+            })
+    }
+
+    /// What the next entry names as `prev`.
+    pub fn digest(bytes: &[u8]) -> Fingerprint {
+        Fingerprint::of(bytes)
+    }
+}
+
+impl Verb {
+    /// In sentences: what is going on.
+    pub const fn doing(self) -> &'static str {
+        match self {
+            Self::Acquire => "renting",
+            Self::Await => "waiting for its agent",
+            Self::Record => "recording",
+            Self::Deliver => "delivering",
+            Self::Start => "starting",
+            Self::Stop => "stopping",
+            Self::Check => "checking",
+            Self::Expose => "exposing",
+            Self::Unexpose => "taking down",
+            Self::Forget => "forgetting",
+            Self::Release => "releasing",
+        }
+    }
+}

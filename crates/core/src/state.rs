@@ -1,0 +1,249 @@
+//! The recorded world: the journal, folded.
+//!
+//! One transition function, [`State::apply`], whether an entry was written just now or is read back after a crash:
+//! recovery has no code of its own. A state never forgets a try that may still cost money.
+
+mod fold;
+mod observed;
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use fold::FoldError;
+pub use observed::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen};
+
+use crate::id::{
+    Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, LeaseId, Lineage, Name,
+    OperatorId, PlanId,
+};
+use crate::journal::{Launch, Verb};
+use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
+use crate::unit::{MicroDollars, Timestamp};
+
+/// Everything that is known from the journal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct State {
+    /// Who and what; none before the first entry.
+    pub genesis: Option<Genesis>,
+    /// The run that was begun last.
+    pub run: Option<Run>,
+    /// Every resource that exists, may exist, or is on its way.
+    pub resources: BTreeMap<Address, Recorded>,
+    /// The last generation that each address had, so that no request key is used twice.
+    pub generations: BTreeMap<Address, Generation>,
+    /// Plans that were begun; whether each was finished.
+    pub consumed: BTreeMap<PlanId, Consumed>,
+    /// Leases that ended: at most [`ENDED_MAX`], oldest first.
+    pub ended: Vec<EndedLease>,
+}
+
+/// How many ended leases are remembered.
+pub const ENDED_MAX: usize = 32;
+
+/// How many consumed plans are remembered; older ones have long expired.
+pub const CONSUMED_MAX: usize = 256;
+
+/// What the first record said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Genesis {
+    /// Which life of the topology.
+    pub lineage: Lineage,
+    /// Whose identity rules its agents.
+    pub operator: OperatorId,
+    /// The topology's name.
+    pub topology: Name,
+}
+
+/// A run of `apply` or `destroy`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Run {
+    /// Number of the entry that began it.
+    pub epoch: Epoch,
+    /// `apply`, `destroy`, ...
+    pub command: String,
+    /// What it carries out.
+    pub plan: Option<PlanId>,
+    /// Who.
+    pub by: String,
+    /// Since when.
+    #[schemars(with = "String")]
+    pub at: Timestamp,
+    /// It has not ended in order yet.
+    pub open: bool,
+}
+
+/// A plan that was begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Consumed {
+    /// By which run, last.
+    pub epoch: Epoch,
+    /// All of its steps were done.
+    pub finished: bool,
+}
+
+/// One resource as recorded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Recorded {
+    /// Rises with each replacement.
+    pub generation: Generation,
+    /// What it was made to be; none while it was never finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Spec>,
+    /// What was made; none while it was never finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<Receipt>,
+    /// A step that started and did not end: what it does is in doubt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<Pending>,
+    /// For a lease: tries that are not proven gone and are not the one in the receipt.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attempts: BTreeMap<Attempt, OpenAttempt>,
+    /// For a lease: the highest try that was ever started in this generation.
+    #[serde(default)]
+    pub last_attempt: Attempt,
+}
+
+/// A step that started and did not end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Pending {
+    /// What it does.
+    pub verb: Verb,
+    /// Since when.
+    #[schemars(with = "String")]
+    pub at: Timestamp,
+    /// Why it did not end, when that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
+}
+
+/// A try that may have made a machine, or may still make one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OpenAttempt {
+    /// What was asked for.
+    pub launch: Launch,
+    /// When it was written down, which was before it was sent.
+    #[schemars(with = "String")]
+    pub at: Timestamp,
+    /// Why it is in doubt; none when the tool died in between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
+}
+
+/// A lease that ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct EndedLease {
+    /// Which.
+    pub lease: LeaseId,
+    /// Which generation of it.
+    pub generation: Generation,
+    /// What it was.
+    pub receipt: LeaseReceipt,
+    /// When it was proven gone.
+    #[schemars(with = "String")]
+    pub ended_at: Timestamp,
+    /// Why.
+    pub why: String,
+}
+
+/// The journal up to an entry, folded and stored whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Snapshot {
+    /// [`crate::journal::FORMAT`] of its writer.
+    pub format: u32,
+    /// The last entry in it.
+    pub n: JournalNumber,
+    /// Digest of that entry's bytes: what the next one names as `prev`.
+    pub digest: Fingerprint,
+    /// The fold.
+    pub state: State,
+}
+
+impl State {
+    /// What a plan binds to: resources, generations, receipts and doubts. Not the run, so that a command that changes
+    /// nothing makes no plan stale.
+    pub fn projection(&self) -> Fingerprint {
+        let lineage = self.genesis.as_ref().map(|genesis| genesis.lineage);
+        let bytes = serde_json::to_vec(&(lineage, &self.resources, &self.generations))
+            .expect("a state is plain data");
+        Fingerprint::of(&bytes)
+    }
+
+    /// The receipt of a lease, when it has one.
+    pub fn lease(&self, id: &LeaseId) -> Option<&LeaseReceipt> {
+        match self
+            .resources
+            .get(&Address::Lease(id.clone()))?
+            .receipt
+            .as_ref()?
+        {
+            Receipt::Lease(receipt) => Some(receipt),
+            Receipt::Delivery(_)
+            | Receipt::Stage(_)
+            | Receipt::Pipeline(_)
+            | Receipt::Exposure(_) => None,
+        }
+    }
+
+    /// What runs now and what may run, per hour: receipts at their price, open tries at their reservation.
+    pub fn committed_per_hour(&self) -> MicroDollars {
+        self.resources
+            .values()
+            .map(Recorded::committed_per_hour)
+            .sum()
+    }
+
+    /// Every resource that exists or may exist, in order.
+    pub fn existing(&self) -> impl Iterator<Item = (&Address, &Recorded)> {
+        self.resources
+            .iter()
+            .filter(|(_, recorded)| recorded.exists())
+    }
+
+    /// Nothing exists and nothing may exist.
+    pub fn is_empty(&self) -> bool {
+        self.existing().next().is_none()
+    }
+
+    /// The generation that a new life of this address gets.
+    pub fn next_generation(&self, address: &Address) -> Generation {
+        self.generations
+            .get(address)
+            .copied()
+            .unwrap_or_default()
+            .next()
+    }
+}
+
+impl Recorded {
+    /// What this resource costs or may cost per hour.
+    pub fn committed_per_hour(&self) -> MicroDollars {
+        let held = match &self.receipt {
+            Some(Receipt::Lease(receipt)) => receipt.price_per_hour,
+            Some(
+                Receipt::Delivery(_)
+                | Receipt::Stage(_)
+                | Receipt::Pipeline(_)
+                | Receipt::Exposure(_),
+            )
+            | None => MicroDollars::ZERO,
+        };
+        let open = self
+            .attempts
+            .values()
+            .map(|open| open.launch.reservation)
+            .sum();
+        held.saturating_add(open)
+    }
+
+    /// Whether there is or may be something. What is left of refused tries only keeps their numbers used.
+    pub fn exists(&self) -> bool {
+        self.receipt.is_some() || self.pending.is_some() || !self.attempts.is_empty()
+    }
+
+    /// Its outcome is not known, so nothing may be concluded from its absence.
+    pub fn is_unresolved(&self) -> bool {
+        !self.attempts.is_empty()
+    }
+}

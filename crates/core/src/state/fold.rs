@@ -1,0 +1,333 @@
+//! The transition function: a state and a record to the next state.
+
+use std::collections::BTreeMap;
+
+use super::{
+    CONSUMED_MAX, Consumed, ENDED_MAX, EndedLease, Genesis, OpenAttempt, Pending, Recorded, Run,
+    State,
+};
+use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber};
+use crate::journal::{Entry, Launch, Record, Verb};
+use crate::resource::{Cause, Receipt, Spec};
+use crate::unit::Timestamp;
+
+/// Why an entry cannot follow the state it was given.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FoldError {
+    /// An entry of a run that another run has fenced.
+    #[error("entry {n} belongs to run {found}, but run {current} has begun since")]
+    ClosedEpoch {
+        /// The entry.
+        n: JournalNumber,
+        /// Its run.
+        found: Epoch,
+        /// The run that counts.
+        current: Epoch,
+    },
+    /// A record that makes no sense here.
+    #[error("entry {n}: {what}")]
+    Impossible {
+        /// The entry.
+        n: JournalNumber,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl State {
+    /// The state after one more entry.
+    ///
+    /// # Errors
+    /// [`FoldError`] when the entry belongs to a run that is over, or cannot follow. The state is then unchanged in
+    /// everything that earlier entries said.
+    pub fn apply(&mut self, entry: &Entry) -> Result<(), FoldError> {
+        let begins = entry
+            .records
+            .iter()
+            .any(|record| matches!(record, Record::Begin { .. }));
+        let current = self.run.as_ref().map_or(Epoch(0), |run| run.epoch);
+        let expected = if begins { Epoch(entry.n.0) } else { current };
+        if entry.epoch != expected {
+            return Err(FoldError::ClosedEpoch {
+                n: entry.n,
+                found: entry.epoch,
+                current: expected,
+            });
+        }
+        entry
+            .records
+            .iter()
+            .try_for_each(|record| self.apply_record(entry.n, record))
+    }
+
+    fn apply_record(&mut self, n: JournalNumber, record: &Record) -> Result<(), FoldError> {
+        let impossible = |what: &str| FoldError::Impossible {
+            n,
+            what: what.to_owned(),
+        };
+        match record {
+            Record::Genesis {
+                lineage,
+                operator,
+                topology,
+                at: _,
+            } => {
+                if self.genesis.is_some() {
+                    return Err(impossible("a second first record"));
+                }
+                self.genesis = Some(Genesis {
+                    lineage: *lineage,
+                    operator: *operator,
+                    topology: topology.clone(),
+                });
+            }
+            Record::Begin {
+                command,
+                plan,
+                by,
+                at,
+            } => self.begin(Run {
+                epoch: Epoch(n.0),
+                command: command.clone(),
+                plan: *plan,
+                by: by.clone(),
+                at: *at,
+                open: true,
+            }),
+            Record::End { finished, at: _ } => self.end(*finished),
+            Record::Started {
+                address,
+                generation,
+                verb,
+                launch,
+                at,
+            } => {
+                let recorded = self.open(address, *generation).map_err(impossible)?;
+                recorded.start(*verb, launch.as_ref(), *at);
+            }
+            Record::Done {
+                address,
+                generation,
+                verb,
+                spec,
+                receipt,
+                at,
+            } => match verb {
+                Verb::Release | Verb::Forget | Verb::Stop | Verb::Unexpose => {
+                    self.close(address, *generation, *at, "released");
+                }
+                Verb::Acquire
+                | Verb::Await
+                | Verb::Record
+                | Verb::Deliver
+                | Verb::Start
+                | Verb::Check
+                | Verb::Expose => {
+                    let recorded = self.open(address, *generation).map_err(impossible)?;
+                    recorded.finish(spec.as_deref(), receipt.as_deref());
+                }
+            },
+            Record::Refused {
+                address,
+                generation,
+                attempt,
+                cause,
+                ..
+            } => {
+                self.with(address, *generation, |recorded| {
+                    recorded.refuse(*attempt, cause)
+                });
+            }
+            Record::InDoubt {
+                address,
+                generation,
+                attempt,
+                cause,
+                ..
+            } => {
+                self.with(address, *generation, |recorded| {
+                    recorded.doubt(*attempt, cause)
+                });
+            }
+            Record::Absent {
+                address,
+                generation,
+                attempt,
+                ..
+            } => {
+                self.with(address, *generation, |recorded| recorded.absent(*attempt));
+            }
+            Record::ExtraReleased { .. } => {}
+            Record::Vanished {
+                address,
+                generation,
+                why,
+                at,
+            } => {
+                self.close(address, *generation, *at, why);
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, run: Run) {
+        if let Some(plan) = run.plan {
+            self.consumed.insert(
+                plan,
+                Consumed {
+                    epoch: run.epoch,
+                    finished: false,
+                },
+            );
+            while self.consumed.len() > CONSUMED_MAX {
+                let oldest = self
+                    .consumed
+                    .iter()
+                    .min_by_key(|(_, consumed)| consumed.epoch);
+                let Some(oldest) = oldest.map(|(plan, _)| *plan) else {
+                    break;
+                };
+                self.consumed.remove(&oldest);
+            }
+        }
+        self.run = Some(run);
+    }
+
+    fn end(&mut self, finished: bool) {
+        let Some(run) = &mut self.run else { return };
+        run.open = false;
+        if let Some(consumed) = run.plan.and_then(|plan| self.consumed.get_mut(&plan)) {
+            consumed.finished = finished;
+        }
+    }
+
+    /// The record of this generation, made when there is none. A lower generation must be gone by then: else a machine
+    /// would be forgotten.
+    fn open(
+        &mut self,
+        address: &Address,
+        generation: Generation,
+    ) -> Result<&mut Recorded, &'static str> {
+        let last = self.generations.entry(address.clone()).or_default();
+        *last = (*last).max(generation);
+        let recorded = self
+            .resources
+            .entry(address.clone())
+            .or_insert_with(|| Recorded::new(generation));
+        if recorded.generation != generation {
+            if recorded.exists() {
+                return Err("a new generation begins while the one before it exists");
+            }
+            *recorded = Recorded::new(generation);
+        }
+        Ok(recorded)
+    }
+
+    /// Changes the record of exactly this generation; news of another one come too late to matter.
+    fn with(
+        &mut self,
+        address: &Address,
+        generation: Generation,
+        change: impl FnOnce(&mut Recorded),
+    ) {
+        if let Some(recorded) = self.resources.get_mut(address)
+            && recorded.generation == generation
+        {
+            change(recorded);
+        }
+    }
+
+    fn close(&mut self, address: &Address, generation: Generation, at: Timestamp, why: &str) {
+        let Some(recorded) = self.resources.get(address) else {
+            return;
+        };
+        if recorded.generation != generation {
+            return;
+        }
+        let recorded = self
+            .resources
+            .remove(address)
+            .expect("it was looked up just now");
+        if let (Address::Lease(lease), Some(Receipt::Lease(receipt))) = (address, recorded.receipt)
+        {
+            self.ended.push(EndedLease {
+                lease: lease.clone(),
+                generation,
+                receipt: *receipt,
+                ended_at: at,
+                why: why.to_owned(),
+            });
+            let surplus = self.ended.len().saturating_sub(ENDED_MAX);
+            self.ended.drain(..surplus);
+        }
+    }
+}
+
+impl Recorded {
+    fn new(generation: Generation) -> Self {
+        Self {
+            generation,
+            spec: None,
+            receipt: None,
+            pending: None,
+            attempts: BTreeMap::new(),
+            last_attempt: Attempt(0),
+        }
+    }
+
+    fn start(&mut self, verb: Verb, launch: Option<&Launch>, at: Timestamp) {
+        self.pending = Some(Pending {
+            verb,
+            at,
+            cause: None,
+        });
+        if let Some(launch) = launch {
+            self.last_attempt = self.last_attempt.max(launch.attempt);
+            let open = OpenAttempt {
+                launch: launch.clone(),
+                at,
+                cause: None,
+            };
+            self.attempts.insert(launch.attempt, open);
+        }
+    }
+
+    /// For a lease, its own try is closed by the receipt.
+    fn finish(&mut self, spec: Option<&Spec>, receipt: Option<&Receipt>) {
+        self.pending = None;
+        if let Some(spec) = spec {
+            self.spec = Some(spec.clone());
+        }
+        if let Some(receipt) = receipt {
+            if let Receipt::Lease(lease) = receipt {
+                let (_, attempt) = lease.request_key.try_of();
+                self.attempts.remove(&attempt);
+            }
+            self.receipt = Some(receipt.clone());
+        }
+    }
+
+    /// A refused try made nothing and is closed; any other refused step leaves a resource that is not as it should be.
+    fn refuse(&mut self, attempt: Option<Attempt>, cause: &Cause) {
+        match attempt {
+            Some(attempt) => self.absent(attempt),
+            None => self.doubt(None, cause),
+        }
+    }
+
+    fn absent(&mut self, attempt: Attempt) {
+        self.attempts.remove(&attempt);
+        if self.attempts.is_empty() {
+            self.pending = None;
+        }
+    }
+
+    fn doubt(&mut self, attempt: Option<Attempt>, cause: &Cause) {
+        if let Some(pending) = &mut self.pending {
+            pending.cause = Some(cause.clone());
+        }
+        if let Some(open) = attempt.and_then(|attempt| self.attempts.get_mut(&attempt)) {
+            open.cause = Some(cause.clone());
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The observed world: what was seen by asking, with its date. Possibly partial.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Fingerprint, LeaseId, Name, StageId};
+use crate::resource::Cause;
+use crate::unit::{MicroDollars, Timestamp};
+
+/// The answer to one question. Not knowing is never the same as absence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Seen<T> {
+    /// It is there.
+    There(T),
+    /// A complete, trusted answer does not have it.
+    Gone,
+    /// Nobody could tell.
+    Unknown(Cause),
+}
+
+/// What was seen. A lease that is not in it was not asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Observed {
+    /// When; none when nothing was asked (`--no-refresh`).
+    #[schemars(with = "Option<String>")]
+    pub at: Option<Timestamp>,
+    /// Machines, by the provider's listing.
+    pub leases: BTreeMap<LeaseId, Seen<ObservedLease>>,
+    /// What their agents say. Missing where nobody asked, for want of the identity.
+    pub agents: BTreeMap<LeaseId, Seen<ObservedAgent>>,
+}
+
+/// A machine as its provider shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ObservedLease {
+    /// Broken for good, in the provider's words; none when it is up or on its way.
+    pub dead: Option<String>,
+    /// What it costs now.
+    pub price_per_hour: MicroDollars,
+}
+
+/// What an agent has and does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ObservedAgent {
+    /// Digest of the delivery spec that it has, whole; none when something is missing.
+    pub delivery: Option<Fingerprint>,
+    /// Every stage that it supervises.
+    pub stages: BTreeMap<StageId, ObservedStage>,
+    /// Digest of the spec of each listener.
+    pub exposures: BTreeMap<Name, Fingerprint>,
+}
+
+/// A worker as its agent sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ObservedStage {
+    /// Digest of the spec that it was started with.
+    pub spec: Fingerprint,
+    /// Why it is down for good; none when it runs or is being started again.
+    pub failed: Option<String>,
+}
