@@ -8,6 +8,7 @@ pub mod diagnostic;
 pub mod id;
 pub mod journal;
 pub mod offer;
+pub mod plan;
 pub mod resource;
 pub mod stage_protocol;
 pub mod state;

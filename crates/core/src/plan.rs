@@ -1,0 +1,225 @@
+//! The plan: what a reviewer approves and the executor carries out without choosing.
+//!
+//! A plan is a value. It binds to the recorded state that it was drafted from ([`State::projection`]) and to the
+//! topology's digest, is consumed once, and holds no secret and no identity, so it may be attached to a pull request.
+//! Reasons and notes are for people: no code branches on them.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Address, Fingerprint, Generation, LeaseId, Lineage, Name, PlanId};
+use crate::journal::Verb;
+use crate::offer::Quote;
+use crate::resource::Spec;
+use crate::unit::{MicroDollars, Millis, Timestamp};
+
+/// The version that is written. A newer one is refused.
+pub const FORMAT: u32 = 1;
+
+/// How long a plan may be applied after it was drafted.
+pub const EXPIRES_AFTER: Millis = Millis(7 * 24 * 3_600_000);
+
+/// What would be done, complete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Plan {
+    /// [`FORMAT`] of its writer.
+    pub format: u32,
+    /// Digest of all the rest.
+    pub id: PlanId,
+    /// The topology's name.
+    pub topology: Name,
+    /// For what.
+    pub mode: Mode,
+    /// Which life of the topology; none before the first apply.
+    pub lineage: Option<Lineage>,
+    /// The recorded state that it was drafted from.
+    pub base: Fingerprint,
+    /// The topology that it was drafted from; none for a destroy.
+    pub topology_digest: Option<Fingerprint>,
+    /// When it was drafted.
+    #[schemars(with = "String")]
+    pub drafted_at: Timestamp,
+    /// From when on it is refused.
+    #[schemars(with = "String")]
+    pub expires_at: Timestamp,
+    /// When the world was looked at; none when it was not.
+    #[schemars(with = "Option<String>")]
+    pub observed_at: Option<Timestamp>,
+    /// Where the observed world differs from the recorded one.
+    pub drift: Vec<Drift>,
+    /// The verdict for every resource, in graph order.
+    pub changes: Vec<Change>,
+    /// What is done. A step comes after all that it waits for.
+    pub steps: Vec<Step>,
+    /// Money and choice for every lease that is wanted.
+    pub leases: BTreeMap<LeaseId, LeaseTerms>,
+    /// Money in sum.
+    pub money: Money,
+    /// What else a reviewer should know.
+    pub notes: Vec<String>,
+}
+
+/// For what a plan is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// To make the world as declared.
+    Apply,
+    /// To end everything: the plan of an empty topology.
+    Destroy,
+}
+
+/// A difference between recorded and observed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Drift {
+    /// Of which resource.
+    pub address: Address,
+    /// What was seen.
+    pub what: String,
+}
+
+/// What happens to one resource.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It is made.
+    Create,
+    /// It is changed in place.
+    Update,
+    /// It is ended and made anew.
+    Replace,
+    /// It is ended.
+    Delete,
+    /// It stays as it is.
+    Keep,
+}
+
+/// The verdict for one resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Change {
+    /// Which.
+    pub address: Address,
+    /// What happens.
+    pub verdict: Verdict,
+    /// The generation that it has afterwards, or had, when it is deleted.
+    pub generation: Generation,
+    /// Why, for people.
+    pub reason: String,
+    /// The fields that differ.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<FieldChange>,
+    /// What it should be; none when it is deleted, or kept as recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Spec>,
+}
+
+/// One field of a spec before and after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FieldChange {
+    /// Its path, such as `roster[1].layers`.
+    pub path: String,
+    /// Before; none when it is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
+    /// After; none when it is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+}
+
+/// A step's number: its place in [`Plan::steps`].
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(transparent)]
+pub struct StepId(pub u32);
+
+/// One remote effect, as data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Step {
+    /// On what.
+    pub address: Address,
+    /// Which generation of it.
+    pub generation: Generation,
+    /// What is done.
+    pub verb: Verb,
+    /// The steps that must be done before; all have a lower number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<StepId>,
+}
+
+/// Money and choice for one lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LeaseTerms {
+    /// What it costs now, or would cost with the first quote.
+    pub price_per_hour: MicroDollars,
+    /// The most that it may cost; none is no cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<MicroDollars>,
+    /// What is tried, in this order; empty for a lease that is kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shortlist: Vec<Choice>,
+    /// Who ends it when the operator sleeps.
+    pub ends: EndsBy,
+}
+
+/// A quote together with the offer under whose terms it is taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Choice {
+    /// The `[offer.NAME]`.
+    pub offer: Name,
+    /// What is taken.
+    pub quote: Quote,
+}
+
+/// Who ends a lease when the operator sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EndsBy {
+    /// It costs nothing; nobody needs to.
+    Free,
+    /// Nobody.
+    Nobody,
+}
+
+/// Money in sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Money {
+    /// Per hour, before.
+    pub now_per_hour: MicroDollars,
+    /// Per hour, when every first quote is taken.
+    pub after_per_hour: MicroDollars,
+    /// The most per hour at any moment, fail-over included.
+    pub at_most_per_hour: MicroDollars,
+    /// Machines that run afterwards.
+    pub leases_after: u32,
+}
+
+impl Plan {
+    /// Nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// How many resources get each verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.changes
+            .iter()
+            .filter(|change| change.verdict == verdict)
+            .count()
+    }
+
+    /// The digest that is its id.
+    pub fn digest(&self) -> PlanId {
+        let unnamed = Self {
+            id: PlanId([0; 16]),
+            ..self.clone()
+        };
+        let bytes = serde_json::to_vec(&unnamed).expect("a plan is plain data");
+        let digest = Fingerprint::of(&bytes).0;
+        PlanId(std::array::from_fn(|i| digest[i]))
+    }
+}
