@@ -12,6 +12,7 @@ use crate::id::{
     Nonce, OperatorId, PlanId, RequestKey, WriterId,
 };
 use crate::offer::QuoteId;
+use crate::plan::StepId;
 use crate::resource::{Cause, Receipt, Spec};
 use crate::unit::{MicroDollars, Timestamp};
 
@@ -89,6 +90,9 @@ pub enum Record {
         generation: Generation,
         /// What it did.
         verb: Verb,
+        /// The step of the run's plan that this completes; none for what is done beside it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        step: Option<StepId>,
         /// What it should be from now on; none when it is unchanged or gone.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spec: Option<Box<Spec>>,

@@ -6,7 +6,7 @@
 mod fold;
 mod observed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ use crate::id::{
     OperatorId, PlanId,
 };
 use crate::journal::{Launch, Verb};
+use crate::plan::StepId;
 use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
 use crate::unit::{MicroDollars, Timestamp};
 
@@ -72,6 +73,9 @@ pub struct Run {
     pub at: Timestamp,
     /// It has not ended in order yet.
     pub open: bool,
+    /// Steps of the plan that are done, also by earlier runs of the same plan: a resumed plan goes on behind them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub steps_done: BTreeSet<StepId>,
 }
 
 /// A plan that was begun.

@@ -93,6 +93,7 @@ impl State {
                 by: by.clone(),
                 at: *at,
                 open: true,
+                steps_done: std::collections::BTreeSet::new(),
             }),
             Record::End { finished, at: _ } => self.end(*finished),
             Record::Started {
@@ -109,10 +110,15 @@ impl State {
                 address,
                 generation,
                 verb,
+                step,
                 spec,
                 receipt,
                 at,
-            } => match verb {
+            } => {
+                if let (Some(step), Some(run)) = (step, &mut self.run) {
+                    run.steps_done.insert(*step);
+                }
+                match verb {
                 Verb::Release | Verb::Forget | Verb::Stop | Verb::Unexpose => {
                     self.close(address, *generation, *at, "released");
                 }
@@ -126,7 +132,8 @@ impl State {
                     let recorded = self.open(address, *generation).map_err(impossible)?;
                     recorded.finish(spec.as_deref(), receipt.as_deref());
                 }
-            },
+            }}
+            }
             Record::Refused {
                 address,
                 generation,
@@ -170,7 +177,13 @@ impl State {
         Ok(())
     }
 
-    fn begin(&mut self, run: Run) {
+    fn begin(&mut self, mut run: Run) {
+        if let Some(before) = &mut self.run
+            && run.plan.is_some()
+            && before.plan == run.plan
+        {
+            run.steps_done = std::mem::take(&mut before.steps_done);
+        }
         if let Some(plan) = run.plan {
             self.consumed.insert(
                 plan,
