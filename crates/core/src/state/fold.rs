@@ -119,20 +119,20 @@ impl State {
                     run.steps_done.insert(*step);
                 }
                 match verb {
-                Verb::Release | Verb::Forget | Verb::Stop | Verb::Unexpose => {
-                    self.close(address, *generation, *at, "released");
+                    Verb::Release | Verb::Forget | Verb::Stop | Verb::Unexpose => {
+                        self.close(address, *generation, *at, "released");
+                    }
+                    Verb::Acquire
+                    | Verb::Await
+                    | Verb::Record
+                    | Verb::Deliver
+                    | Verb::Start
+                    | Verb::Check
+                    | Verb::Expose => {
+                        let recorded = self.open(address, *generation).map_err(impossible)?;
+                        recorded.finish(spec.as_deref(), receipt.as_deref());
+                    }
                 }
-                Verb::Acquire
-                | Verb::Await
-                | Verb::Record
-                | Verb::Deliver
-                | Verb::Start
-                | Verb::Check
-                | Verb::Expose => {
-                    let recorded = self.open(address, *generation).map_err(impossible)?;
-                    recorded.finish(spec.as_deref(), receipt.as_deref());
-                }
-            }}
             }
             Record::Refused {
                 address,
