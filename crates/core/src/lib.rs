@@ -5,11 +5,13 @@
 //! words and by the dependency list.
 
 pub mod diagnostic;
+pub mod event;
 pub mod id;
 pub mod journal;
 pub mod offer;
 pub mod plan;
 pub mod resource;
+pub mod retry;
 pub mod stage_protocol;
 pub mod state;
 pub mod topology;

@@ -81,6 +81,10 @@ pub struct PipelineShare {
     pub shard: Option<Shard>,
     /// Every stage of the pipeline in order: what the roster is made from.
     pub roster: Vec<RosterLine>,
+    /// Machines that may send prompts besides the operator and the entry's own: those whose exposure serves this
+    /// pipeline from another machine. Sorted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prompt_from: Vec<LeaseId>,
     /// Requests at once, over all stages.
     pub max_in_flight: u32,
     /// One request.
@@ -300,6 +304,9 @@ pub struct DeliveryReceipt {
     pub endpoint: EndpointKey,
     /// The revision of each pipeline's roster: the journal number of the step that made it.
     pub rosters: BTreeMap<Name, JournalNumber>,
+    /// The key of every machine that the rosters named: tells a roster with an old key from a current one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub peers: BTreeMap<LeaseId, EndpointKey>,
 }
 
 /// A running worker.
@@ -327,6 +334,9 @@ pub struct ExposureReceipt {
     pub endpoint: EndpointKey,
     /// What a client is pointed at.
     pub url: String,
+    /// The key of every entry machine that it was given: tells an old key from a current one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub peers: BTreeMap<LeaseId, EndpointKey>,
 }
 
 /// Which kind of failure it was: decides whether another offer helps, and who must act.

@@ -1,6 +1,6 @@
 //! The transition function: a state and a record to the next state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     CONSUMED_MAX, Consumed, ENDED_MAX, EndedLease, Genesis, OpenAttempt, Pending, Recorded, Run,
@@ -80,99 +80,117 @@ impl State {
                     operator: *operator,
                     topology: topology.clone(),
                 });
+                Ok(())
             }
             Record::Begin {
                 command,
                 plan,
                 by,
                 at,
-            } => self.begin(Run {
-                epoch: Epoch(n.0),
-                command: command.clone(),
-                plan: *plan,
-                by: by.clone(),
-                at: *at,
-                open: true,
-                steps_done: std::collections::BTreeSet::new(),
-            }),
-            Record::End { finished, at: _ } => self.end(*finished),
+            } => {
+                self.begin(Run {
+                    epoch: Epoch(n.0),
+                    command: command.clone(),
+                    plan: *plan,
+                    by: by.clone(),
+                    at: *at,
+                    open: true,
+                    steps_done: BTreeSet::new(),
+                });
+                Ok(())
+            }
+            Record::End { finished, at: _ } => {
+                self.end(*finished);
+                Ok(())
+            }
+            Record::Started { .. }
+            | Record::Done { .. }
+            | Record::Refused { .. }
+            | Record::InDoubt { .. }
+            | Record::Absent { .. }
+            | Record::ExtraReleased { .. }
+            | Record::Vanished { .. } => self.apply_news(record).map_err(impossible),
+        }
+    }
+
+    /// News of one resource.
+    fn apply_news(&mut self, record: &Record) -> Result<(), &'static str> {
+        match record {
+            Record::Genesis { .. } | Record::Begin { .. } | Record::End { .. } => {}
             Record::Started {
                 address,
                 generation,
                 verb,
                 launch,
                 at,
-            } => {
-                let recorded = self.open(address, *generation).map_err(impossible)?;
-                recorded.start(*verb, launch.as_ref(), *at);
-            }
-            Record::Done {
-                address,
-                generation,
-                verb,
-                step,
-                spec,
-                receipt,
-                at,
-            } => {
-                if let (Some(step), Some(run)) = (step, &mut self.run) {
-                    run.steps_done.insert(*step);
-                }
-                match verb {
-                    Verb::Release | Verb::Forget | Verb::Stop | Verb::Unexpose => {
-                        self.close(address, *generation, *at, "released");
-                    }
-                    Verb::Acquire
-                    | Verb::Await
-                    | Verb::Record
-                    | Verb::Deliver
-                    | Verb::Start
-                    | Verb::Check
-                    | Verb::Expose => {
-                        let recorded = self.open(address, *generation).map_err(impossible)?;
-                        recorded.finish(spec.as_deref(), receipt.as_deref());
-                    }
-                }
-            }
+            } => self
+                .open(address, *generation)?
+                .start(*verb, launch.as_ref(), *at),
+            Record::Done { .. } => self.done(record)?,
             Record::Refused {
                 address,
                 generation,
                 attempt,
                 cause,
                 ..
-            } => {
-                self.with(address, *generation, |recorded| {
-                    recorded.refuse(*attempt, cause)
-                });
-            }
+            } => self.with(address, *generation, |recorded| {
+                recorded.refuse(*attempt, cause);
+            }),
             Record::InDoubt {
                 address,
                 generation,
                 attempt,
                 cause,
                 ..
-            } => {
-                self.with(address, *generation, |recorded| {
-                    recorded.doubt(*attempt, cause)
-                });
-            }
+            } => self.with(address, *generation, |recorded| {
+                recorded.doubt(*attempt, cause);
+            }),
             Record::Absent {
                 address,
                 generation,
                 attempt,
                 ..
-            } => {
-                self.with(address, *generation, |recorded| recorded.absent(*attempt));
-            }
+            } => self.with(address, *generation, |recorded| recorded.absent(*attempt)),
             Record::ExtraReleased { .. } => {}
             Record::Vanished {
                 address,
                 generation,
                 why,
                 at,
-            } => {
-                self.close(address, *generation, *at, why);
+            } => self.close(address, *generation, *at, why),
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, record: &Record) -> Result<(), &'static str> {
+        let Record::Done {
+            address,
+            generation,
+            verb,
+            step,
+            spec,
+            receipt,
+            at,
+        } = record
+        else {
+            return Ok(());
+        };
+        if let (Some(step), Some(run)) = (step, &mut self.run) {
+            run.steps_done.insert(*step);
+        }
+        match verb {
+            Verb::Release | Verb::Forget | Verb::Stop | Verb::Unexpose => {
+                self.close(address, *generation, *at, "released");
             }
+            Verb::Acquire
+            | Verb::Await
+            | Verb::Record
+            | Verb::Deliver
+            | Verb::Start
+            | Verb::Check
+            | Verb::Expose => self
+                .open(address, *generation)?
+                .finish(spec.as_deref(), receipt.as_deref()),
         }
         Ok(())
     }
