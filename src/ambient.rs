@@ -1,12 +1,20 @@
 //! The only reader of clock, randomness, environment and signals.
 //!
 //! Effects get these passed in, so that a test can stop the clock and repeat the dice.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "here, and only here, the real clock is read"
+)]
+
+mod fake;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use stageline_core::unit::Timestamp;
+
+pub use fake::FakeClock;
 
 /// Time, as an effect.
 #[async_trait]

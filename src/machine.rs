@@ -3,6 +3,8 @@
 //! Everything here may be repeated: the agent compares what it is told with what it has. One implementation speaks the
 //! control protocol (`client`), one is a simulator for tests (`sim`).
 
+pub mod sim;
+
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;

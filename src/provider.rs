@@ -3,6 +3,8 @@
 //! The rest of the program branches on declared [`Traits`], never on names. Wire formats end inside an adapter. An
 //! adapter knows nothing of plans, state or journals.
 
+pub mod sim;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
