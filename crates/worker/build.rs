@@ -1,6 +1,10 @@
 //! Tells the program which processor features it was built for, so that it can refuse a machine in words.
 //!
 //! Cargo passes the target's features in the environment; `target-cpu=native` shows only in the flags.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a build script has nothing but its environment"
+)]
 
 use std::env;
 

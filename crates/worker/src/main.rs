@@ -3,6 +3,11 @@
 //! Without arguments it serves the stage that its environment describes. `--describe` tells for which processor it was
 //! built. Status 0: the input ended. 1: it cannot run, and the last line on stdout says why. 64: wrong arguments.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "only here is the environment read; the library is given values"
+)]
+
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
