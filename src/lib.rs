@@ -3,6 +3,7 @@
 //! The pure planner is in `stageline_core`. Here a plan is carried out, writing each intention down before it acts.
 
 pub mod ambient;
+pub mod gateway;
 pub mod machine;
 pub mod pipeline;
 pub mod provider;

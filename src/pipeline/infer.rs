@@ -134,4 +134,12 @@ pub trait Infer: Send + Sync + 'static {
     /// # Errors
     /// [`InferError`] when it was not admitted.
     async fn infer(&self, request: Request) -> Result<Events, InferError>;
+
+    /// Whether a request that came now would be taken, as far as is known without asking anyone.
+    ///
+    /// # Errors
+    /// [`InferError`] with what it would be refused for.
+    fn ready(&self) -> Result<(), InferError> {
+        Ok(())
+    }
 }
