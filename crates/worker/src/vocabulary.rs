@@ -401,29 +401,4 @@ pub(crate) fn character_of(byte: u8) -> char {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_and_their_characters() {
-        for byte in 0..=u8::MAX {
-            assert_eq!(byte_of(character_of(byte)), Some(byte));
-        }
-        assert_eq!(
-            (character_of(b' '), character_of(b'\n'), character_of(b'a')),
-            ('Ġ', 'Ċ', 'a')
-        );
-        assert_eq!(byte_of('€'), None);
-    }
-
-    #[test]
-    fn pieces_merge_by_their_scores() {
-        let tokens = ["a", "b", "ab", "ba", "aba"];
-        let merges = merges_of_pieces(&tokens, &[0.0, 0.0, -2.0, -1.0, -3.0]);
-        let merges: Vec<_> = merges
-            .iter()
-            .map(|(left, right)| format!("{left} {right}"))
-            .collect();
-        assert_eq!(merges, ["b a", "a b", "a ba", "ab a"]);
-    }
-}
+mod tests;
