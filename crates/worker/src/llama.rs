@@ -551,37 +551,4 @@ fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor, position: usize) -> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn both_ways_of_attention_agree() {
-        let numbers = |count: usize, seed: usize| -> Vec<f32> {
-            (0..count)
-                .map(|i| ((i * 7919 + seed * 104_729) % 1000) as f32 / 500.0 - 1.0)
-                .collect()
-        };
-        for (positions, all) in [(1, 9), (5, 9), (9, 9)] {
-            let tensor = |positions: usize, heads: usize, seed| {
-                let shape = (positions, heads, 8);
-                Tensor::from_vec(numbers(positions * heads * 8, seed), shape, &Device::Cpu)
-                    .expect("shape")
-            };
-            let (queries, keys, values) = (
-                tensor(positions, 6, 1),
-                tensor(all, 2, 2),
-                tensor(all, 2, 3),
-            );
-            let fused = attend_cpu(&queries, &keys, &values, all - positions).expect("fused");
-            let plain = attend(&queries, &keys, &values, all - positions).expect("plain");
-            let difference = (fused - plain)
-                .expect("same shape")
-                .abs()
-                .expect("numbers")
-                .max_all()
-                .expect("some");
-            let difference = difference.to_scalar::<f32>().expect("f32");
-            assert!(difference < 1e-5, "{positions} of {all}: {difference}");
-        }
-    }
-}
+mod tests;
