@@ -73,3 +73,51 @@ impl Diagnostic {
         self
     }
 }
+
+/// "did you mean", or what there is.
+pub fn suggestion(given: &str, known: &[&str]) -> String {
+    if let Some(near) = nearest(given, known) {
+        return format!("did you mean `{near}`?");
+    }
+    match known {
+        [] => "there is none yet".to_owned(),
+        [only] => format!("there is only `{only}`"),
+        _ => {
+            const SHOWN: usize = 20;
+            let mut list: Vec<String> =
+                known.iter().take(SHOWN).map(|k| format!("`{k}`")).collect();
+            if known.len() > SHOWN {
+                list.push(format!("{} more", known.len() - SHOWN));
+            }
+            format!("there are {}", list.join(", "))
+        }
+    }
+}
+
+/// The known word that was probably meant.
+pub fn nearest<'k>(given: &str, known: &[&'k str]) -> Option<&'k str> {
+    // Longer than any key or name: nothing is near, and comparing would cost.
+    if given.len() > 64 {
+        return None;
+    }
+    known
+        .iter()
+        .map(|word| (strsim::damerau_levenshtein(given, word), *word))
+        .filter(|(distance, word)| *distance <= 1.max(word.len().max(given.len()) / 3))
+        .min()
+        .map(|(_, word)| word)
+}
+
+/// A user's or a stranger's text for a message: cut, and without control characters.
+pub fn shown(text: &str) -> String {
+    const CHARS: usize = 60;
+    let mut out: String = text
+        .chars()
+        .take(CHARS)
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect();
+    if text.chars().nth(CHARS).is_some() {
+        out.push('…');
+    }
+    out
+}

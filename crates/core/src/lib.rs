@@ -10,6 +10,7 @@ pub mod id;
 pub mod journal;
 pub mod offer;
 pub mod plan;
+pub mod render;
 pub mod resource;
 pub mod retry;
 pub mod stage_protocol;

@@ -1,17 +1,44 @@
 //! The topology file: TOML text to a validated [`Topology`], or *all* the diagnostics.
 //!
 //! One definition of the keys serves the reader, the JSON Schema, `explain` and the reference page. TOML structs end
-//! here: what leaves this module is checked, has its units, and has no variables left.
+//! here: what leaves this module is checked, has its units, and has no variables left. References lead to declared
+//! tables and to machines within their count. It does not look at files, providers or models: whether a model has as many
+//! layers as the stages say is the planner's to check.
+
+mod build;
+mod convert;
+mod digest;
+mod docs;
+mod files;
+mod keys;
+mod read;
+mod requirement;
+mod schema;
+mod stages;
+mod value;
+mod vars;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+use serde::Serialize;
+
+pub use digest::digest;
+pub use docs::{explain, explain_hint, reference_markdown};
+pub use files::read;
+pub use schema::schema;
+pub use value::{FILE_BYTES_MAX, SourceFile};
+pub use vars::{ENV_PREFIX, VarSources};
 
 use crate::id::{LeaseId, Name, Sha256};
 use crate::offer::Requirement;
 use crate::unit::{MicroDollars, Millis};
 
 /// What the user declares should exist.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Topology {
     /// Its name; part of where state is kept.
     pub name: Name,
@@ -32,7 +59,7 @@ pub struct Topology {
 }
 
 /// Caps on money and machines.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// One machine; none is no cap. Default $10.
     pub max_price_per_hour: Option<MicroDollars>,
@@ -57,7 +84,7 @@ pub enum SecretRef {
 }
 
 /// One's own relay.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Relay {
     /// Its URL.
     pub url: String,
@@ -68,14 +95,14 @@ pub struct Relay {
 }
 
 /// A `[provider.X]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Provider {
     /// Which adapter, and its settings.
     pub kind: ProviderKind,
 }
 
 /// The adapters that exist, with their settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum ProviderKind {
     /// Process trees on this computer.
     Local {
@@ -87,7 +114,7 @@ pub enum ProviderKind {
 }
 
 /// A `[offer.X]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Offer {
     /// The `[provider.X]` that sells it.
     pub provider: Name,
@@ -104,7 +131,7 @@ pub struct Offer {
 }
 
 /// A `[lease.X]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Lease {
     /// Any of these.
     pub offers: Vec<Name>,
@@ -123,7 +150,7 @@ pub struct Lease {
 }
 
 /// A `[pipeline.X]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pipeline {
     /// Which model; none for engines that need none.
     pub model: Option<Model>,
@@ -152,7 +179,7 @@ pub struct Pipeline {
 }
 
 /// Where a model comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Model {
     /// The file itself.
     pub source: ModelSource,
@@ -165,7 +192,7 @@ pub struct Model {
 }
 
 /// The file of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum ModelSource {
     /// On the operator's computer, relative to the topology file.
     Path(PathBuf),
@@ -195,7 +222,7 @@ pub enum Fetch {
 }
 
 /// What the workers of a pipeline are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Engine {
     /// `stageline-worker`.
     Native,
@@ -253,13 +280,14 @@ impl std::fmt::Display for Layers {
 }
 
 /// Where the layers of a pipeline go.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Stages {
     /// One by one.
     Listed(Vec<Stage>),
     /// One stage for each of these machines, in order; the planner finds the cuts.
     Auto {
         /// The machines.
+        #[serde(serialize_with = "all_as_text")]
         on: Vec<LeaseId>,
         /// Environment of every stage.
         env: BTreeMap<String, String>,
@@ -267,9 +295,10 @@ pub enum Stages {
 }
 
 /// One link of a pipeline.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stage {
     /// The machine it runs on.
+    #[serde(serialize_with = "as_text")]
     pub on: LeaseId,
     /// Its layers; none for engines without a model, where the planner numbers them.
     pub layers: Option<Layers>,
@@ -280,7 +309,7 @@ pub struct Stage {
 }
 
 /// What a pipeline must answer to be ready.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// The prompt.
     pub prompt: String,
@@ -291,7 +320,7 @@ pub struct Check {
 }
 
 /// An `[exposure.X]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Exposure {
     /// Told apart by `model`.
     pub pipelines: Vec<Name>,
@@ -321,7 +350,7 @@ pub enum Serve {
 }
 
 /// The way of an exposure.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Via {
     /// A listener on the loopback of the machine with the first pipeline's entry stage.
     Loopback {
@@ -330,4 +359,23 @@ pub enum Via {
         /// Asked of every request when set.
         api_key: Option<SecretRef>,
     },
+}
+
+fn as_text<S: serde::Serializer>(id: &LeaseId, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(id)
+}
+
+fn all_as_text<S: serde::Serializer>(ids: &[LeaseId], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(ids.iter().map(ToString::to_string))
+}
+
+/// The starters that `init` can write, by name.
+pub const TEMPLATES: [&str; 1] = ["local"];
+
+/// A commented starter topology; none for a name that is not in [`TEMPLATES`].
+pub fn template(name: &str) -> Option<&'static str> {
+    match name {
+        "local" => Some(include_str!("topology/template_local.toml")),
+        _ => None,
+    }
 }

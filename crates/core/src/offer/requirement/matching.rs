@@ -1,0 +1,316 @@
+//! Whether a fact meets a term.
+
+use std::cmp::Ordering;
+
+use super::region;
+use super::{Field, Misfit, Op, Term, Value};
+use crate::offer::{Facts, Gpu};
+use crate::unit::Bytes;
+
+/// The term with what was found instead, or none when it holds.
+pub(super) fn misfit(term: &Term, facts: &Facts) -> Option<Misfit> {
+    let (fits, found) = match &term.field {
+        Field::Gpu => (gpu(term, &facts.gpus), gpus_text(&facts.gpus)),
+        Field::Gpus => {
+            let count = u32::try_from(facts.gpus.len()).unwrap_or(u32::MAX);
+            (counted(term, count), count.to_string())
+        }
+        Field::Vram => vram(term, &facts.gpus),
+        Field::Cpus => (counted(term, facts.cpus), facts.cpus.to_string()),
+        Field::Memory => (sized(term, facts.memory), facts.memory.to_string()),
+        Field::Disk => (sized(term, facts.disk), facts.disk.to_string()),
+        Field::Arch => named(term, Some(&facts.arch)),
+        Field::Os => named(term, Some(&facts.os)),
+        Field::Region => placed(term, facts.region.as_deref()),
+        Field::Cuda => versioned(term, facts.cuda.as_deref()),
+        Field::Driver => versioned(term, facts.driver.as_deref()),
+        Field::Tools => tooled(term, &facts.tools),
+        Field::Spot => (
+            term.values.contains(&Value::Flag(facts.spot)),
+            facts.spot.to_string(),
+        ),
+        Field::Provider(field) => named(term, facts.extra.get(field)),
+    };
+    (!fits).then(|| Misfit {
+        term: term.to_string(),
+        found,
+    })
+}
+
+/// `=`: any value holds; `!=`: none does; the others have one value.
+fn any_of(term: &Term, equal: impl Fn(&Value) -> bool) -> bool {
+    term.values.iter().any(equal) == (term.op != Op::Ne)
+}
+
+fn counted(term: &Term, fact: u32) -> bool {
+    by_order(term, |value| match value {
+        Value::Count(asked) => Some(fact.cmp(asked)),
+        _ => None,
+    })
+}
+
+fn by_order(term: &Term, compare: impl Fn(&Value) -> Option<Ordering>) -> bool {
+    match term.op {
+        Op::Eq | Op::Ne => any_of(term, |value| compare(value) == Some(Ordering::Equal)),
+        Op::Ge | Op::Le | Op::Gt | Op::Lt => term
+            .values
+            .iter()
+            .all(|value| compare(value).is_some_and(|order| term.op.holds(order))),
+    }
+}
+
+fn sized(term: &Term, Bytes(fact): Bytes) -> bool {
+    let allowance = term.field.allowance();
+    by_order(term, |value| {
+        let Value::Size(Bytes(asked)) = value else {
+            return None;
+        };
+        let least = asked - asked / 100 * allowance;
+        Some(if (least..=*asked).contains(&fact) {
+            Ordering::Equal
+        } else {
+            fact.cmp(asked)
+        })
+    })
+}
+
+/// Every GPU must hold, and there must be one.
+fn vram(term: &Term, gpus: &[Gpu]) -> (bool, String) {
+    let fits = !gpus.is_empty() && gpus.iter().all(|gpu| sized(term, gpu.vram));
+    let worst = gpus.iter().find(|gpu| !sized(term, gpu.vram));
+    let found = worst.map_or_else(|| "no GPU".to_owned(), |gpu| gpu.vram.to_string());
+    (fits, found)
+}
+
+/// `=`: there is a GPU and each is one of these; `!=`: none is.
+fn gpu(term: &Term, gpus: &[Gpu]) -> bool {
+    let is_one = |gpu: &Gpu| {
+        let names = model_names(&gpu.model);
+        term.values.iter().any(|value| match value {
+            Value::Any => true,
+            Value::Glob(pattern) => names.iter().any(|name| glob(pattern, name)),
+            _ => false,
+        })
+    };
+    if term.op == Op::Ne {
+        !gpus.iter().any(is_one)
+    } else {
+        !gpus.is_empty() && gpus.iter().all(is_one)
+    }
+}
+
+fn gpus_text(gpus: &[Gpu]) -> String {
+    let Some(first) = gpus.first() else {
+        return "no GPU".to_owned();
+    };
+    if gpus.iter().all(|gpu| gpu.model == first.model) {
+        return format!("{} × {}", gpus.len(), first.model);
+    }
+    let models: Vec<&str> = gpus.iter().map(|gpu| gpu.model.as_str()).collect();
+    models.join(", ")
+}
+
+/// A text without separators, in lower case.
+pub(super) fn squeeze(text: &str) -> String {
+    text.chars()
+        .filter(|c| !matches!(c, ' ' | '_' | '-' | '/' | '.'))
+        .flat_map(char::to_lowercase)
+        .collect()
+}
+
+/// The ways to write a model: with and without memory size and form factor, never with the vendor.
+fn model_names(model: &str) -> [String; 3] {
+    const VENDOR: [&str; 9] = [
+        "nvidia",
+        "geforce",
+        "tesla",
+        "quadro",
+        "amd",
+        "radeon",
+        "instinct",
+        "intel",
+        "generation",
+    ];
+    let lower = model.to_lowercase();
+    let words: Vec<&str> = lower
+        .split([' ', '_', '-', '/'])
+        .filter(|word| !word.is_empty() && !VENDOR.contains(word))
+        .collect();
+    let is_size = |word: &str| {
+        word.starts_with("hbm")
+            || word
+                .trim_end_matches('b')
+                .strip_suffix('g')
+                .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let is_form = |word: &str| {
+        matches!(word, "pcie" | "nvl" | "oam" | "gpu" | "graphics" | "mxm")
+            || word.starts_with("sxm")
+    };
+    let full = words.concat();
+    // The driver names the SXM form of these by its memory: "NVIDIA H100 80GB HBM3".
+    let sized: String = words
+        .iter()
+        .filter(|word| !is_size(word))
+        .map(|word| if word.starts_with("sxm") { "sxm" } else { word })
+        .chain(
+            words
+                .iter()
+                .any(|word| word.starts_with("hbm3"))
+                .then_some("sxm"),
+        )
+        .collect();
+    let bare = words
+        .iter()
+        .filter(|word| !is_size(word) && !is_form(word))
+        .copied()
+        .collect();
+    [full, sized, bare]
+}
+
+/// `*` any text, `?` any one character.
+pub(super) fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == '?' || *c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                let Some((at, from)) = star else {
+                    return false;
+                };
+                star = Some((at, from + 1));
+                p = at + 1;
+                t = from + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+const UNKNOWN: &str = "unknown";
+
+/// Text facts, and numbers of providers.
+fn named(term: &Term, fact: Option<&String>) -> (bool, String) {
+    let Some(fact) = fact.filter(|fact| !fact.is_empty()) else {
+        return (false, UNKNOWN.to_owned());
+    };
+    let lower = fact.to_lowercase();
+    let fits = by_order(term, |value| {
+        let Value::Glob(asked) = value else {
+            return None;
+        };
+        match numeric(&lower, asked) {
+            Some(order) => Some(order),
+            None => glob(asked, &lower).then_some(Ordering::Equal),
+        }
+    });
+    (fits, fact.clone())
+}
+
+/// The order of two numbers, or of two versions; none when one is neither.
+fn numeric(fact: &str, asked: &str) -> Option<Ordering> {
+    let plain = |text: &str| {
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+    };
+    if !plain(fact) || !plain(asked) {
+        return None;
+    }
+    match (fact.parse::<f64>(), asked.parse::<f64>()) {
+        (Ok(fact), Ok(asked)) => fact.partial_cmp(&asked),
+        _ => Some(versions(&leading_numbers(fact), &leading_numbers(asked))),
+    }
+}
+
+fn placed(term: &Term, fact: Option<&str>) -> (bool, String) {
+    let Some(fact) = fact.filter(|fact| !fact.is_empty()) else {
+        return (false, UNKNOWN.to_owned());
+    };
+    let place = region::Found::of(fact);
+    let fits = any_of(term, |value| match value {
+        Value::Place(asked) => place.is_in(asked),
+        _ => false,
+    });
+    (fits, fact.to_owned())
+}
+
+fn versioned(term: &Term, fact: Option<&str>) -> (bool, String) {
+    let numbers = fact
+        .map(leading_numbers)
+        .filter(|numbers| !numbers.is_empty());
+    let (Some(fact), Some(numbers)) = (fact, numbers) else {
+        return (false, UNKNOWN.to_owned());
+    };
+    let equality = matches!(term.op, Op::Eq | Op::Ne);
+    let fits = by_order(term, |value| {
+        let Value::Version(asked) = value else {
+            return None;
+        };
+        // `cuda=12` is any 12.x.
+        let shown = if equality {
+            numbers.get(..asked.len()).unwrap_or(&numbers)
+        } else {
+            &numbers
+        };
+        Some(versions(shown, asked))
+    });
+    (fits, fact.to_owned())
+}
+
+/// The numbers that a version begins with: `550.54.14-server` is 550, 54, 14.
+fn leading_numbers(text: &str) -> Vec<u32> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    text[..end]
+        .split('.')
+        .map_while(|part| part.parse().ok())
+        .collect()
+}
+
+/// Number by number; a missing one is 0.
+fn versions(a: &[u32], b: &[u32]) -> Ordering {
+    let at = |numbers: &[u32], index: usize| numbers.get(index).copied().unwrap_or(0);
+    (0..a.len().max(b.len()))
+        .map(|index| at(a, index).cmp(&at(b, index)))
+        .find(|order| order.is_ne())
+        .unwrap_or(Ordering::Equal)
+}
+
+fn tooled(term: &Term, present: &[String]) -> (bool, String) {
+    let fits = any_of(term, |value| match value {
+        Value::Tools(tools) if term.op == Op::Ne => tools.iter().any(|tool| present.contains(tool)),
+        Value::Tools(tools) => tools.iter().all(|tool| present.contains(tool)),
+        _ => false,
+    });
+    let missing: Vec<&str> = term
+        .values
+        .iter()
+        .filter_map(|value| {
+            if let Value::Tools(tools) = value {
+                Some(tools)
+            } else {
+                None
+            }
+        })
+        .flatten()
+        .filter(|tool| !present.contains(tool))
+        .map(String::as_str)
+        .collect();
+    let found = if missing.is_empty() {
+        present.join("+")
+    } else {
+        format!("no {}", missing.join(", "))
+    };
+    (fits, found)
+}

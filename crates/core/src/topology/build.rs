@@ -1,0 +1,442 @@
+//! A merged and resolved tree to the typed topology, table by table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::convert::{self, Declared};
+use super::keys::{Kind, ROOT, TableDef};
+use super::read::{Field, Fields, Reader};
+use super::value::{At, Table, Value};
+use super::{
+    Check, Exposure, Fetch, Lease, Limits, Model, ModelSource, Offer, Provider, ProviderKind,
+    Relay, Serve, Topology, Via,
+};
+use crate::diagnostic::{Diagnostic, shown};
+use crate::id::Name;
+use crate::offer::Requirement;
+use crate::unit::{MicroDollars, Millis};
+
+/// The version of the file format.
+const VERSION: u64 = 1;
+
+/// What the tables of a file refer to.
+pub(super) struct Scope {
+    pub(super) declared: Declared,
+    /// Machines of each lease table.
+    pub(super) counts: BTreeMap<String, u32>,
+}
+
+/// Reads the whole tree. None when something required was missing; what that was is in the reader.
+pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<Topology> {
+    let fields = Fields::open(reader, &ROOT, root, String::new(), At::default());
+    version(&fields);
+    let name = fields.read("name", convert::own_name);
+    let scope = scope(root);
+    let limits = limits(&fields);
+    let relay = match fields.get("relay") {
+        Some(field) => inside(&fields, field, "relay").as_ref().and_then(relay),
+        None => None,
+    };
+    let providers = named(&fields, "provider", |table| provider(table));
+    let offers = named(&fields, "offer", |table| offer(table, &scope));
+    let leases = named(&fields, "lease", |table| lease(table, &scope));
+    total_count(&fields, &leases);
+    let pipelines = named(&fields, "pipeline", |table| {
+        super::stages::pipeline(table, &scope)
+    });
+    let exposures = named(&fields, "exposure", |table| exposure(table, &scope));
+    same_listener(&fields, &exposures);
+    Some(Topology {
+        name: name?,
+        limits,
+        relay,
+        providers,
+        offers,
+        leases,
+        pipelines,
+        exposures,
+    })
+}
+
+fn version(fields: &Fields<'_>) {
+    let Some(field) = fields.get("version") else {
+        return;
+    };
+    let Value::Integer(digits) = &field.node.value else {
+        return field.wrong("a whole number");
+    };
+    match digits.parse::<u64>() {
+        Ok(VERSION) => {}
+        Ok(newer) if newer > VERSION => {
+            let message =
+                format!("this file has version {newer}; this stageline reads version {VERSION}");
+            field.fault(
+                "topology/version",
+                message,
+                Some("use a newer stageline".to_owned()),
+            );
+        }
+        Ok(_) | Err(_) => {
+            let message = format!("`version` must be {VERSION}");
+            field.fault(
+                "topology/version",
+                message,
+                Some("there is only version 1".to_owned()),
+            );
+        }
+    }
+}
+
+/// What is declared, by name, whether or not it reads well: a faulty table is no missing one.
+fn scope(root: &Table) -> Scope {
+    let tables = |kind: &str| match root.entries.get(kind).map(|entry| &entry.node.value) {
+        Some(Value::Table(table)) => Some(table),
+        Some(_) | None => None,
+    };
+    let declared = ["provider", "offer", "lease", "pipeline"]
+        .into_iter()
+        .map(|kind| {
+            let names: BTreeSet<String> = tables(kind)
+                .into_iter()
+                .flat_map(|table| table.entries.keys().cloned())
+                .collect();
+            (kind, names)
+        })
+        .collect();
+    let count = |value: &Value| {
+        let Value::Table(lease) = value else {
+            return u32::MAX;
+        };
+        match lease.entries.get("count").map(|entry| &entry.node.value) {
+            None => 1,
+            Some(Value::Integer(text) | Value::Untyped(text)) => text.parse().unwrap_or(u32::MAX),
+            // Faulty, and said so elsewhere: every index goes.
+            Some(_) => u32::MAX,
+        }
+    };
+    let counts = tables("lease")
+        .into_iter()
+        .flat_map(|table| &table.entries)
+        .map(|(name, entry)| (name.clone(), count(&entry.node.value)))
+        .collect();
+    Scope { declared, counts }
+}
+
+/// Opens the table in a field by the definition of its key.
+pub(super) fn inside<'a>(parent: &Fields<'a>, field: Field<'a>, name: &str) -> Option<Fields<'a>> {
+    let Kind::Table(def) = field.key.kind else {
+        return None;
+    };
+    Fields::inside(field, def, parent.address(name))
+}
+
+/// Reads the tables `[kind.NAME]`.
+fn named<'a, T>(
+    root: &Fields<'a>,
+    kind: &str,
+    read: impl Fn(&Fields<'a>) -> Option<T>,
+) -> BTreeMap<Name, T> {
+    let mut all = BTreeMap::new();
+    let Some(field) = root.get(kind) else {
+        return all;
+    };
+    let Kind::Named(def) = field.key.kind else {
+        return all;
+    };
+    let def: &'static TableDef = def;
+    let Some(tables) = field.entries() else {
+        return all;
+    };
+    for (name, entry) in &tables.entries {
+        let parsed: Option<Name> = name.parse().ok();
+        if parsed.is_none() {
+            let (message, hint) = convert::bad_name(name);
+            let mut diagnostic = Diagnostic::error("topology/bad-name", message);
+            diagnostic.hint = hint;
+            root.reader.report(entry.key_at, diagnostic);
+        }
+        let Value::Table(table) = &entry.node.value else {
+            let message = format!(
+                "`{kind}.{}` must be a table, this is {}",
+                shown(name),
+                entry.node.value.what()
+            );
+            root.reader.report(
+                entry.node.at,
+                Diagnostic::error("topology/wrong-type", message),
+            );
+            continue;
+        };
+        let path = format!("{kind}.{}", shown(name));
+        let fields = Fields::open(root.reader, def, table, path, entry.key_at);
+        let value = read(&fields);
+        if let (Some(name), Some(value)) = (parsed, value) {
+            all.insert(name, value);
+        }
+    }
+    all
+}
+
+fn limits(root: &Fields<'_>) -> Limits {
+    let empty = Table::default();
+    let given = root.get("limits");
+    let Kind::Table(def) = root.key("limits").kind else {
+        unreachable!("`limits` is defined as a table")
+    };
+    let table = given.and_then(Field::entries);
+    let at = table.map_or(root.at, |_| root.at_key("limits"));
+    let fields = Fields::open(
+        root.reader,
+        def,
+        table.unwrap_or(&empty),
+        "limits".to_owned(),
+        at,
+    );
+    Limits {
+        max_price_per_hour: fields
+            .read("max_price_per_hour", convert::money)
+            .filter(|money| *money != MicroDollars::ZERO),
+        max_total_per_hour: fields.read("max_total_per_hour", convert::money),
+        max_leases: fields.read("max_leases", convert::integer),
+    }
+}
+
+fn relay(fields: &Fields<'_>) -> Option<Relay> {
+    let url = fields.read("url", convert::url);
+    let token = fields.read("token", convert::secret);
+    let ca = fields.read("ca", convert::file);
+    Some(Relay {
+        url: url?,
+        token,
+        ca,
+    })
+}
+
+fn provider(fields: &Fields<'_>) -> Option<Provider> {
+    #[derive(Clone, Copy)]
+    enum Which {
+        Local,
+    }
+    let which = fields.read("kind", |field| convert::choice(field, &[Which::Local]));
+    let slots = fields.read("slots", convert::integer);
+    let price_per_hour = fields
+        .read("price_per_hour", convert::money)
+        .unwrap_or_default();
+    let kind = match which? {
+        Which::Local => ProviderKind::Local {
+            slots,
+            price_per_hour,
+        },
+    };
+    Some(Provider { kind })
+}
+
+fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
+    let provider = fields.read("provider", |field| convert::name_of(field, &scope.declared));
+    let terms = terms(fields);
+    Some(Offer {
+        requirement: terms.requirement,
+        max_price_per_hour: terms.max_price_per_hour,
+        idle_timeout: terms.idle_timeout.unwrap_or(Millis::NEVER),
+        max_lifetime: terms.max_lifetime.unwrap_or(Millis::NEVER),
+        acquire_timeout: terms.acquire_timeout,
+        provider: provider?,
+    })
+}
+
+/// The keys that offers and leases share.
+struct Terms {
+    requirement: Requirement,
+    max_price_per_hour: Option<MicroDollars>,
+    idle_timeout: Option<Millis>,
+    max_lifetime: Option<Millis>,
+    acquire_timeout: Option<Millis>,
+}
+
+fn terms(fields: &Fields<'_>) -> Terms {
+    Terms {
+        requirement: fields
+            .read("where", super::requirement::read)
+            .unwrap_or_default(),
+        max_price_per_hour: fields.read("max_price_per_hour", convert::money),
+        idle_timeout: fields.read("idle_timeout", convert::duration),
+        max_lifetime: fields.read("max_lifetime", convert::duration),
+        acquire_timeout: fields.read("acquire_timeout", convert::duration),
+    }
+}
+
+fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
+    let offers = fields.read("offers", |field| {
+        convert::names_of_tables(field, &scope.declared)
+    });
+    let count = fields.read("count", convert::integer);
+    let terms = terms(fields);
+    Some(Lease {
+        offers: offers?,
+        count: count.unwrap_or(1),
+        requirement: terms.requirement,
+        max_price_per_hour: terms.max_price_per_hour,
+        idle_timeout: terms.idle_timeout,
+        max_lifetime: terms.max_lifetime,
+        acquire_timeout: terms.acquire_timeout,
+    })
+}
+
+/// All lease tables together have a limit too.
+fn total_count(root: &Fields<'_>, leases: &BTreeMap<Name, Lease>) {
+    let total: u64 = leases.values().map(|lease| u64::from(lease.count)).sum();
+    if total > u64::from(super::keys::COUNT_MAX) {
+        let message = format!(
+            "the lease tables ask for {total} machines; a topology has at most {}",
+            super::keys::COUNT_MAX
+        );
+        root.fault(
+            root.at_key("lease"),
+            "topology/bad-value",
+            message,
+            "split it into several topologies",
+        );
+    }
+}
+
+/// A model, checked for what its source needs.
+pub(super) fn model(fields: &Fields<'_>) -> Option<Model> {
+    let path = fields.read("path", convert::file);
+    let url = fields.read("url", convert::url);
+    let sha256 = fields.read("sha256", convert::sha256);
+    let token = fields.read("token", convert::secret);
+    let fetch = fields.read("fetch", |field| {
+        convert::choice(field, &[Fetch::Machine, Fetch::Operator])
+    });
+    match (fields.has("path"), fields.has("url")) {
+        (true, true) => {
+            let message = format!("{} has `path` and `url`", fields.title());
+            fields.fault(
+                fields.at_key("url"),
+                "topology/conflict",
+                message,
+                "keep one of the two",
+            );
+        }
+        (false, false) => {
+            let message = format!("{} needs `path` or `url`", fields.title());
+            fields.fault(
+                fields.at,
+                "topology/missing-key",
+                message,
+                "such as `path = \"models/small.gguf\"`",
+            );
+        }
+        (false, true) if !fields.has("sha256") => {
+            let message = format!("{} has a `url` and needs `sha256`", fields.title());
+            let hint = "what comes over the network is checked against its digest; `sha256sum FILE` prints it";
+            fields.fault(fields.at_key("url"), "topology/missing-key", message, hint);
+        }
+        (true, false) => {
+            for key in ["token", "fetch"] {
+                if fields.has(key) {
+                    let message = format!(
+                        "{}: `{key}` belongs to a `url`, and this model has a `path`",
+                        fields.title()
+                    );
+                    fields.fault(
+                        fields.at_key(key),
+                        "topology/conflict",
+                        message,
+                        format!("remove `{key}`"),
+                    );
+                }
+            }
+        }
+        (false, true) => {}
+    }
+    let source = match (path, url) {
+        (Some(path), _) => ModelSource::Path(path),
+        (None, Some(url)) => ModelSource::Url(url),
+        (None, None) => return None,
+    };
+    Some(Model {
+        source,
+        sha256,
+        token,
+        fetch: fetch.unwrap_or(Fetch::Machine),
+    })
+}
+
+/// What a pipeline must answer.
+pub(super) fn check(fields: Option<&Fields<'_>>) -> Check {
+    let Some(fields) = fields else {
+        return Check {
+            prompt: "Hello".to_owned(),
+            max_tokens: 1,
+            expect: None,
+        };
+    };
+    Check {
+        prompt: fields.read("prompt", convert::text).unwrap_or_default(),
+        max_tokens: fields.read("max_tokens", convert::integer).unwrap_or(1),
+        expect: fields.read("expect", convert::text),
+    }
+}
+
+fn exposure(fields: &Fields<'_>, scope: &Scope) -> Option<Exposure> {
+    #[derive(Clone, Copy)]
+    enum Way {
+        Loopback,
+    }
+    let pipelines = fields.read("pipelines", |field| {
+        convert::names_of_tables(field, &scope.declared)
+    });
+    let serve = fields.read("serve", |field| convert::choice(field, &[Serve::OpenAi]));
+    let way = fields.read("via", |field| convert::choice(field, &[Way::Loopback]));
+    let listen = fields.read("listen", convert::listen);
+    let api_key = fields.read("api_key", convert::secret);
+    let via = match way? {
+        Way::Loopback => Via::Loopback {
+            listen: listen?,
+            api_key,
+        },
+    };
+    Some(Exposure {
+        pipelines: pipelines?,
+        serve: serve?,
+        via,
+    })
+}
+
+/// Two exposures cannot listen on one port.
+fn same_listener(root: &Fields<'_>, exposures: &BTreeMap<Name, Exposure>) {
+    let mut seen = BTreeMap::new();
+    let Some(Value::Table(tables)) = root
+        .table
+        .entries
+        .get("exposure")
+        .map(|entry| &entry.node.value)
+    else {
+        return;
+    };
+    for (name, exposure) in exposures {
+        let Via::Loopback { listen, .. } = &exposure.via;
+        if listen.port() == 0 {
+            continue;
+        }
+        if let Some(first) = seen.insert(*listen, name) {
+            let at = tables.entries.get(name.as_str()).map_or(root.at, |entry| {
+                match &entry.node.value {
+                    Value::Table(table) => table
+                        .entries
+                        .get("listen")
+                        .map_or(entry.key_at, |listen| listen.node.at),
+                    _ => entry.key_at,
+                }
+            });
+            let message =
+                format!("`exposure.{name}` and `exposure.{first}` both listen on {listen}");
+            root.fault(
+                at,
+                "topology/duplicate",
+                message,
+                "give each a port of its own, or 0 for a free one",
+            );
+        }
+    }
+}

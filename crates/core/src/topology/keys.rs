@@ -1,0 +1,816 @@
+//! The one definition of every key of the topology file.
+//!
+//! The reader, the JSON Schema, `explain` and the reference page all come from [`ROOT`]. A key that is not here is
+//! unknown to all of them; a key that is here is read (a test sets each to a wrong type and wants an error at its place).
+//! Keys that are not built yet are not here.
+
+/// A table of the file: what it is for, and its keys in the order of the reference page.
+#[derive(Debug)]
+pub(super) struct TableDef {
+    pub(super) doc: &'static str,
+    pub(super) keys: &'static [Key],
+}
+
+/// One key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) need: Need,
+    pub(super) change: Change,
+    /// Sentences; the first stands alone in an editor's completion list.
+    pub(super) doc: &'static str,
+    /// A value as TOML.
+    pub(super) example: &'static str,
+}
+
+/// Whether a key must be there, and what holds when it is not.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Need {
+    /// Without it the file is wrong.
+    Required,
+    /// The value that holds without it, as a TOML string's content.
+    Default(&'static str),
+    /// What holds without it, in words.
+    Optional(&'static str),
+}
+
+/// What a changed value does to what is already there.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    /// It changes no resource by itself.
+    None,
+    /// It updates in place.
+    Update,
+    /// It replaces the resource.
+    Replace,
+    /// In words.
+    Words(&'static str),
+}
+
+/// A value of a fixed set, and what it means.
+pub(super) type Choice = (&'static str, &'static str);
+
+/// What a value must be.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// The version of this file's format.
+    Version,
+    /// A name: `^[a-z][a-z0-9-]{0,23}$`, of at least so many letters; never interpolated.
+    OwnName { min: usize },
+    /// The name of a table under this one.
+    NameOf(&'static str),
+    /// Several of them, none twice.
+    NamesOf(&'static str),
+    /// Any text.
+    Text,
+    /// Text, number or bool; or a secret by reference.
+    Scalar,
+    /// `true` or `false`.
+    Bool,
+    /// One of these.
+    Choice(&'static [Choice]),
+    /// A whole number.
+    Integer { min: u32, max: u32 },
+    /// US dollars; whether 0 may be written, and means what the doc says.
+    Money { zero: bool },
+    /// A span of time, from a second to ten years.
+    Duration,
+    /// A file on the operator's computer, relative to the topology file.
+    File,
+    /// `http://` or `https://`, without credentials.
+    Url,
+    /// 64 hexadecimal digits.
+    Sha256,
+    /// A secret by reference.
+    Secret,
+    /// A program and its arguments.
+    Argv,
+    /// Several texts.
+    Texts,
+    /// Environment variables.
+    Env,
+    /// Environment variables with secret values.
+    SecretEnv,
+    /// `a..b`.
+    Layers,
+    /// A requirement, as text or table.
+    Where,
+    /// Address and port on the loopback.
+    Listen,
+    /// The address of one lease.
+    LeaseAddress,
+    /// Addresses of leases or of whole lease tables.
+    LeaseAddresses,
+    /// Variables: a scalar each, or a declaration.
+    Vars(&'static TableDef),
+    /// A table.
+    Table(&'static TableDef),
+    /// Tables by name.
+    Named(&'static TableDef),
+    /// A list of the first, or the second.
+    Stages(&'static TableDef, &'static TableDef),
+}
+
+const KEY: Key = Key {
+    name: "",
+    kind: Kind::Text,
+    need: Need::Optional(""),
+    change: Change::None,
+    doc: "",
+    example: "",
+};
+
+/// The whole file.
+pub(super) static ROOT: TableDef = TableDef {
+    doc: "What should exist: machines wanted now, what runs on them, and how it can be reached.",
+    keys: &[
+        Key {
+            name: "version",
+            kind: Kind::Version,
+            need: Need::Required,
+            doc: "Version of the file format. There is one: 1.",
+            example: "1",
+            ..KEY
+        },
+        Key {
+            name: "name",
+            kind: Kind::OwnName { min: 2 },
+            need: Need::Required,
+            change: Change::Words(
+                "a new topology; the leases of the old one are named and `state mv` is offered",
+            ),
+            doc: "Name of the topology; part of where its state is kept. Never interpolated.",
+            example: "\"llama-pp\"",
+        },
+        Key {
+            name: "vars",
+            kind: Kind::Vars(&VAR),
+            doc: "Variables, used as `${var.NAME}` in string values. Each is a scalar, which is its default and gives its \
+                  type, or a declaration. `--var NAME=VALUE`, `--var-file FILE.toml` and `STAGELINE_VAR_NAME` override, in \
+                  that rising order. A string that is nothing but one variable takes the variable's type. `$${` writes `${`.",
+            example: "{ count = 2, token = { secret = true } }",
+            ..KEY
+        },
+        Key {
+            name: "limits",
+            kind: Kind::Table(&LIMITS),
+            doc: "Caps on money and machines, checked while planning and again before each launch.",
+            example: "{ max_price_per_hour = 2.50 }",
+            ..KEY
+        },
+        Key {
+            name: "relay",
+            kind: Kind::Table(&RELAY),
+            need: Need::Optional("the public relays of iroh; none for `local`"),
+            change: Change::Update,
+            doc: "One's own relay for the data plane.",
+            example: "{ url = \"https://relay.example.org\" }",
+            ..KEY
+        },
+        Key {
+            name: "provider",
+            kind: Kind::Named(&PROVIDER),
+            doc: "Who sells machines.",
+            example: "{ here = { kind = \"local\" } }",
+            ..KEY
+        },
+        Key {
+            name: "offer",
+            kind: Kind::Named(&OFFER),
+            doc: "What may be rented, and on which terms.",
+            example: "{ small = { provider = \"here\", where = \"memory>=4\" } }",
+            ..KEY
+        },
+        Key {
+            name: "lease",
+            kind: Kind::Named(&LEASE),
+            doc: "Machines wanted now. A lease may carry any key of an offer but `provider`, and so narrow it: of two limits \
+                  the smaller wins, of two requirements both must hold.",
+            example: "{ node = { offers = [\"small\"], count = 2 } }",
+            ..KEY
+        },
+        Key {
+            name: "pipeline",
+            kind: Kind::Named(&PIPELINE),
+            doc: "Models, each served by a chain of workers.",
+            example: "{ chat = { engine = \"stub\", stages = { on = \"lease.node\", split = \"auto\" } } }",
+            ..KEY
+        },
+        Key {
+            name: "exposure",
+            kind: Kind::Named(&EXPOSURE),
+            doc: "How, and by whom, pipelines can be reached.",
+            example: "{ api = { pipelines = [\"chat\"] } }",
+            ..KEY
+        },
+    ],
+};
+
+/// The types that a variable can be declared with.
+pub(super) const VAR_TYPES: &[Choice] = &[
+    ("string", "text"),
+    ("integer", "a whole number"),
+    ("number", "a number with or without decimals"),
+    ("bool", "true or false"),
+];
+
+static VAR: TableDef = TableDef {
+    doc: "The declaration of a variable.",
+    keys: &[
+        Key {
+            name: "default",
+            kind: Kind::Scalar,
+            need: Need::Optional("the variable must be given"),
+            doc: "The value when none is given: a scalar; for a secret variable a secret by reference.",
+            example: "\"models/small.gguf\"",
+            ..KEY
+        },
+        Key {
+            name: "type",
+            kind: Kind::Choice(VAR_TYPES),
+            need: Need::Optional("the type of `default`; without one, what the place of use needs"),
+            doc: "What a value must be.",
+            example: "\"integer\"",
+            ..KEY
+        },
+        Key {
+            name: "required",
+            kind: Kind::Bool,
+            need: Need::Default("false"),
+            doc: "Whether it must be given from outside; then it has no default.",
+            example: "true",
+            ..KEY
+        },
+        Key {
+            name: "secret",
+            kind: Kind::Bool,
+            need: Need::Default("false"),
+            doc: "Whether it may be used only where a secret is expected. Its value comes from the environment or a file of \
+                  variables, never from the command line, which others on the computer can see.",
+            example: "true",
+            ..KEY
+        },
+    ],
+};
+
+static LIMITS: TableDef = TableDef {
+    doc: "Caps on money and machines, checked while planning and again before each launch.",
+    keys: &[
+        Key {
+            name: "max_price_per_hour",
+            kind: Kind::Money { zero: true },
+            need: Need::Default("10"),
+            doc: "The most that one machine may cost. 0 is no cap.",
+            example: "2.50",
+            ..KEY
+        },
+        Key {
+            name: "max_total_per_hour",
+            kind: Kind::Money { zero: false },
+            need: Need::Optional("no cap"),
+            doc: "The most that all machines together may cost.",
+            example: "6.00",
+            ..KEY
+        },
+        Key {
+            name: "max_leases",
+            kind: Kind::Integer {
+                min: 1,
+                max: COUNT_MAX,
+            },
+            need: Need::Optional("no cap"),
+            doc: "The most machines at once.",
+            example: "4",
+            ..KEY
+        },
+    ],
+};
+
+/// Most machines of one lease table, and of all of them: ten times the largest topology that is measured.
+pub(super) const COUNT_MAX: u32 = 100_000;
+
+static RELAY: TableDef = TableDef {
+    doc: "One's own relay for the data plane.",
+    keys: &[
+        Key {
+            name: "url",
+            kind: Kind::Url,
+            need: Need::Required,
+            change: Change::Update,
+            doc: "Where it listens.",
+            example: "\"https://relay.example.org\"",
+        },
+        Key {
+            name: "token",
+            kind: Kind::Secret,
+            need: Need::Optional("the relay asks for none"),
+            change: Change::Update,
+            doc: "The access token.",
+            example: "{ env = \"RELAY_TOKEN\" }",
+        },
+        Key {
+            name: "ca",
+            kind: Kind::File,
+            need: Need::Optional("the usual roots"),
+            change: Change::Update,
+            doc: "PEM file of a root certificate to trust for it.",
+            example: "\"relay-ca.pem\"",
+        },
+    ],
+};
+
+/// The adapters that exist.
+pub(super) const PROVIDER_KINDS: &[Choice] = &[(
+    "local",
+    "process trees on this computer; no account, no network",
+)];
+
+static PROVIDER: TableDef = TableDef {
+    doc: "Who sells machines.",
+    keys: &[
+        Key {
+            name: "kind",
+            kind: Kind::Choice(PROVIDER_KINDS),
+            need: Need::Required,
+            change: Change::Words("replaces its leases"),
+            doc: "Which adapter.",
+            example: "\"local\"",
+        },
+        Key {
+            name: "slots",
+            kind: Kind::Integer { min: 1, max: 1024 },
+            need: Need::Optional("the number of cores"),
+            doc: "`local`: the most machines at once.",
+            example: "2",
+            ..KEY
+        },
+        Key {
+            name: "price_per_hour",
+            kind: Kind::Money { zero: true },
+            need: Need::Default("0"),
+            doc: "`local`: what a machine is said to cost, for rehearsals. 0 is free.",
+            example: "0.10",
+            ..KEY
+        },
+    ],
+};
+
+const WHERE: Key = Key {
+    name: "where",
+    kind: Kind::Where,
+    need: Need::Optional("any machine"),
+    change: Change::Words("replaces a lease whose machine no longer fits; nothing else"),
+    doc: "Which machines: terms joined by commas that the facts of a machine must all meet, or the same as a table. \
+          See the section on requirements.",
+    example: "\"gpu=rtx_4090|rtx_3090, vram>=24, region=EU\"",
+};
+
+const MAX_PRICE: Key = Key {
+    name: "max_price_per_hour",
+    kind: Kind::Money { zero: false },
+    need: Need::Optional("`limits.max_price_per_hour`"),
+    change: Change::None,
+    doc: "The most that one machine may cost, all in.",
+    example: "0.60",
+};
+
+const IDLE_TIMEOUT: Key = Key {
+    name: "idle_timeout",
+    kind: Kind::Duration,
+    need: Need::Default("20m"),
+    change: Change::Update,
+    doc: "A machine without work for this long is ended. Requests and tunnels in progress, deliveries and the time right \
+          after it became ready are work; status, logs and probes are not.",
+    example: "\"20m\"",
+};
+
+const MAX_LIFETIME: Key = Key {
+    name: "max_lifetime",
+    kind: Kind::Duration,
+    need: Need::Default("12h"),
+    change: Change::Update,
+    doc: "A machine this old is ended.",
+    example: "\"12h\"",
+};
+
+const ACQUIRE_TIMEOUT: Key = Key {
+    name: "acquire_timeout",
+    kind: Kind::Duration,
+    need: Need::Optional("by provider and shape"),
+    change: Change::None,
+    doc: "The longest wait from create to ready.",
+    example: "\"10m\"",
+};
+
+/// The key of an offer in a lease, where the offer's value holds without it.
+const fn narrowing(key: Key) -> Key {
+    Key {
+        need: Need::Optional("what the offer says"),
+        ..key
+    }
+}
+
+static OFFER: TableDef = TableDef {
+    doc: "What may be rented, and on which terms.",
+    keys: &[
+        Key {
+            name: "provider",
+            kind: Kind::NameOf("provider"),
+            need: Need::Required,
+            change: Change::Words("replaces its leases"),
+            doc: "The provider that sells it.",
+            example: "\"here\"",
+        },
+        WHERE,
+        MAX_PRICE,
+        IDLE_TIMEOUT,
+        MAX_LIFETIME,
+        ACQUIRE_TIMEOUT,
+    ],
+};
+
+static LEASE: TableDef = TableDef {
+    doc: "Machines wanted now. It may carry any key of an offer but `provider`, and so narrow it.",
+    keys: &[
+        Key {
+            name: "offers",
+            kind: Kind::NamesOf("offer"),
+            need: Need::Required,
+            doc: "The offers that may be taken; the cheapest machine that fits comes first.",
+            example: "[\"small\"]",
+            ..KEY
+        },
+        Key {
+            name: "count",
+            kind: Kind::Integer {
+                min: 1,
+                max: COUNT_MAX,
+            },
+            need: Need::Default("1"),
+            change: Change::Words("adds machines, or removes the highest"),
+            doc: "How many machines: `lease.NAME[0]` up to `lease.NAME[count - 1]`.",
+            example: "2",
+        },
+        narrowing(WHERE),
+        narrowing(MAX_PRICE),
+        narrowing(IDLE_TIMEOUT),
+        narrowing(MAX_LIFETIME),
+        narrowing(ACQUIRE_TIMEOUT),
+    ],
+};
+
+/// The engines that exist.
+pub(super) const ENGINES: &[Choice] = &[
+    (
+        "native",
+        "`stageline-worker`: llama architecture models in GGUF files",
+    ),
+    (
+        "command",
+        "any program that speaks `stage/1`, named by `command`",
+    ),
+    (
+        "stub",
+        "deterministic bytes and tokens, no model: rehearsal and tests",
+    ),
+];
+
+/// The number formats of a hop.
+pub(super) const DTYPES: &[Choice] = &[
+    ("bf16", "16 bits: half the bytes"),
+    (
+        "f32",
+        "32 bits: a split run equals an unsplit one, token for token",
+    ),
+];
+
+/// Most stages of one pipeline: more than any model has layers to share out.
+pub(super) const STAGES_MAX: usize = 1024;
+
+static PIPELINE: TableDef = TableDef {
+    doc: "A model served by a chain of workers.",
+    keys: &[
+        Key {
+            name: "model",
+            kind: Kind::Table(&MODEL),
+            need: Need::Optional("required by the engine `native`; the others can do without"),
+            change: Change::Words("updates its stages"),
+            doc: "Which model.",
+            example: "{ path = \"models/small.gguf\" }",
+        },
+        Key {
+            name: "engine",
+            kind: Kind::Choice(ENGINES),
+            need: Need::Default("native"),
+            change: Change::Update,
+            doc: "What the workers are.",
+            example: "\"native\"",
+        },
+        Key {
+            name: "command",
+            kind: Kind::Argv,
+            need: Need::Optional("required by the engine `command`, refused by the others"),
+            change: Change::Update,
+            doc: "Program and arguments of a worker, for the engine `command`.",
+            example: "[\"python3\", \"worker.py\"]",
+        },
+        Key {
+            name: "engine_args",
+            kind: Kind::Texts,
+            need: Need::Optional("none"),
+            change: Change::Update,
+            doc: "More arguments to every worker.",
+            example: "[\"--threads\", \"1\"]",
+        },
+        ENV,
+        Key {
+            name: "secrets",
+            kind: Kind::SecretEnv,
+            need: Need::Optional("none"),
+            change: Change::Update,
+            doc: "Secret environment variables of every worker, each by reference.",
+            example: "{ HF_TOKEN = { env = \"HF_TOKEN\" } }",
+        },
+        Key {
+            name: "stages",
+            kind: Kind::Stages(&STAGE, &AUTO),
+            need: Need::Required,
+            change: Change::Words("updates those that changed"),
+            doc: "Where the layers go: a list with one table for each stage, the entry first, or `{ on, split = \"auto\" }`. \
+                  Another file may change a single stage as `[pipeline.NAME.stage.1]`.",
+            example: "[{ on = \"lease.node[0]\", layers = \"0..8\" }, { on = \"lease.node[1]\", layers = \"8..16\" }]",
+        },
+        Key {
+            name: "dtype",
+            kind: Kind::Choice(DTYPES),
+            need: Need::Default("bf16"),
+            change: Change::Update,
+            doc: "Numbers on the hop between stages.",
+            example: "\"f32\"",
+        },
+        Key {
+            name: "context",
+            kind: Kind::Integer {
+                min: 16,
+                max: 16_777_216,
+            },
+            need: Need::Optional("the model's"),
+            change: Change::Update,
+            doc: "Longest prompt and answer together, in tokens.",
+            example: "4096",
+        },
+        Key {
+            name: "max_in_flight",
+            kind: Kind::Integer { min: 1, max: 1024 },
+            need: Need::Optional("four for each stage"),
+            change: Change::Update,
+            doc: "The most requests at once; one more is answered \"busy\".",
+            example: "8",
+        },
+        Key {
+            name: "ready_timeout",
+            kind: Kind::Duration,
+            need: Need::Default("10m"),
+            doc: "The longest wait from the start of the workers until the check is answered.",
+            example: "\"10m\"",
+            ..KEY
+        },
+        Key {
+            name: "request_timeout",
+            kind: Kind::Duration,
+            need: Need::Default("5m"),
+            doc: "The longest that one request may take.",
+            example: "\"5m\"",
+            ..KEY
+        },
+        Key {
+            name: "check",
+            kind: Kind::Table(&CHECK),
+            need: Need::Optional("a prompt answered with one token"),
+            doc: "What the pipeline must answer to be ready.",
+            example: "{ prompt = \"Hello\", max_tokens = 8 }",
+            ..KEY
+        },
+    ],
+};
+
+const ENV: Key = Key {
+    name: "env",
+    kind: Kind::Env,
+    need: Need::Optional("none"),
+    change: Change::Update,
+    doc: "Environment variables of the workers. Values are strings; a secret goes into `secrets`.",
+    example: "{ RAYON_NUM_THREADS = \"1\" }",
+};
+
+/// Who can fetch a model.
+pub(super) const FETCHERS: &[Choice] = &[
+    ("machine", "the leased machine"),
+    (
+        "operator",
+        "the operator's computer, which then delivers it",
+    ),
+];
+
+static MODEL: TableDef = TableDef {
+    doc: "Which model: one of `path` and `url`.",
+    keys: &[
+        Key {
+            name: "path",
+            kind: Kind::File,
+            need: Need::Optional("`url` is given"),
+            change: Change::Words("updates the stages"),
+            doc: "A GGUF file on the operator's computer, relative to the topology file.",
+            example: "\"models/small.gguf\"",
+        },
+        Key {
+            name: "url",
+            kind: Kind::Url,
+            need: Need::Optional("`path` is given"),
+            change: Change::Words("updates the stages"),
+            doc: "A GGUF file on a server; `sha256` is required then.",
+            example: "\"https://models.example.org/small.gguf\"",
+        },
+        Key {
+            name: "sha256",
+            kind: Kind::Sha256,
+            need: Need::Optional("not checked; required with `url`"),
+            change: Change::Words("updates the stages"),
+            doc: "The SHA-256 digest of the file, 64 hexadecimal digits.",
+            example: "\"b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53\"",
+        },
+        Key {
+            name: "token",
+            kind: Kind::Secret,
+            need: Need::Optional("none"),
+            doc: "The access token for `url`.",
+            example: "{ env = \"MODEL_TOKEN\" }",
+            ..KEY
+        },
+        Key {
+            name: "fetch",
+            kind: Kind::Choice(FETCHERS),
+            need: Need::Default("machine"),
+            doc: "Who fetches a `url`.",
+            example: "\"operator\"",
+            ..KEY
+        },
+    ],
+};
+
+static STAGE: TableDef = TableDef {
+    doc: "One link of the chain.",
+    keys: &[
+        Key {
+            name: "on",
+            kind: Kind::LeaseAddress,
+            need: Need::Required,
+            change: Change::Update,
+            doc: "The machine that it runs on. Several stages, also of several pipelines, may share one.",
+            example: "\"lease.node[0]\"",
+        },
+        Key {
+            name: "layers",
+            kind: Kind::Layers,
+            need: Need::Optional(
+                "required by the engine `native`; else all stages have layers, or none has",
+            ),
+            change: Change::Update,
+            doc: "The layers `a..b` of the model: from a on, up to but without b. The first stage begins at 0, and each goes \
+                  on where the one before ends.",
+            example: "\"0..8\"",
+        },
+        Key {
+            name: "gpus",
+            kind: Kind::Integer { min: 0, max: 64 },
+            need: Need::Default("0"),
+            change: Change::Update,
+            doc: "How many GPUs of the machine it takes. 0 leaves it to the worker.",
+            example: "1",
+        },
+        Key {
+            doc: "Environment variables of this worker, over those of the pipeline.",
+            ..ENV
+        },
+    ],
+};
+
+static AUTO: TableDef = TableDef {
+    doc: "One stage on each of these machines, in order; the planner finds the cuts.",
+    keys: &[
+        Key {
+            name: "on",
+            kind: Kind::LeaseAddresses,
+            need: Need::Required,
+            change: Change::Update,
+            doc: "A lease table, one lease, or a list of them. An address given twice gets two stages.",
+            example: "\"lease.node\"",
+        },
+        Key {
+            name: "split",
+            kind: Kind::Choice(&[("auto", "balance work, bytes and memory")]),
+            need: Need::Required,
+            change: Change::Update,
+            doc: "How the layers are shared out.",
+            example: "\"auto\"",
+        },
+        Key {
+            doc: "Environment variables of every stage, over those of the pipeline.",
+            ..ENV
+        },
+    ],
+};
+
+static CHECK: TableDef = TableDef {
+    doc: "What the pipeline must answer to be ready.",
+    keys: &[
+        Key {
+            name: "prompt",
+            kind: Kind::Text,
+            need: Need::Default("Hello"),
+            doc: "The prompt.",
+            example: "\"Hello\"",
+            ..KEY
+        },
+        Key {
+            name: "max_tokens",
+            kind: Kind::Integer { min: 1, max: 4096 },
+            need: Need::Default("1"),
+            doc: "Tokens to ask for.",
+            example: "8",
+            ..KEY
+        },
+        Key {
+            name: "expect",
+            kind: Kind::Text,
+            need: Need::Optional("any answer will do"),
+            doc: "Text that the answer must contain.",
+            example: "\"Paris\"",
+            ..KEY
+        },
+    ],
+};
+
+/// The protocols of an exposure.
+pub(super) const PROTOCOLS: &[Choice] = &[("openai", "OpenAI-compatible HTTP at the entry stage")];
+
+/// The ways of an exposure.
+pub(super) const WAYS: &[Choice] = &[(
+    "loopback",
+    "a listener on the loopback of the machine with the entry stage",
+)];
+
+static EXPOSURE: TableDef = TableDef {
+    doc: "How, and by whom, pipelines can be reached.",
+    keys: &[
+        Key {
+            name: "pipelines",
+            kind: Kind::NamesOf("pipeline"),
+            need: Need::Required,
+            change: Change::Update,
+            doc: "The pipelines behind it; a request tells them apart by its `model`.",
+            example: "[\"chat\"]",
+        },
+        Key {
+            name: "serve",
+            kind: Kind::Choice(PROTOCOLS),
+            need: Need::Default("openai"),
+            change: Change::Replace,
+            doc: "Which protocol.",
+            example: "\"openai\"",
+        },
+        Key {
+            name: "via",
+            kind: Kind::Choice(WAYS),
+            need: Need::Default("loopback"),
+            change: Change::Replace,
+            doc: "By which way.",
+            example: "\"loopback\"",
+        },
+        Key {
+            name: "listen",
+            kind: Kind::Listen,
+            need: Need::Default("127.0.0.1:0"),
+            change: Change::Update,
+            doc: "Address and port on the loopback. Port 0 takes a free one, which is kept from then on.",
+            example: "\"127.0.0.1:8080\"",
+        },
+        Key {
+            name: "api_key",
+            kind: Kind::Secret,
+            need: Need::Optional("none is asked for"),
+            change: Change::Update,
+            doc: "The key that every request must carry.",
+            example: "{ env = \"CHAT_API_KEY\" }",
+        },
+    ],
+};
+
+impl TableDef {
+    /// The key of this name.
+    pub(super) fn key(&self, name: &str) -> Option<&'static Key> {
+        let keys: &'static [Key] = self.keys;
+        keys.iter().find(|key| key.name == name)
+    }
+}
