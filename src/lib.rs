@@ -2,11 +2,11 @@
 //!
 //! The pure planner is in `stageline_core`. Here a plan is carried out, writing each intention down before it acts.
 
+pub mod agent;
 pub mod ambient;
 pub mod gateway;
 pub mod machine;
 pub mod pipeline;
 pub mod provider;
-pub mod store;
 
 pub use stageline_core as core;

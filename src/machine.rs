@@ -3,7 +3,12 @@
 //! Everything here may be repeated: the agent compares what it is told with what it has. One implementation speaks the
 //! control protocol (`client`), one is a simulator for tests (`sim`).
 
+pub mod client;
+pub mod control;
+pub mod fetch;
+pub mod plain;
 pub mod sim;
+pub mod spans;
 
 use std::collections::BTreeMap;
 
@@ -14,7 +19,9 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use stageline_core::id::{EndpointKey, Fingerprint, JournalNumber, LeaseId, Name, StageId};
 use stageline_core::offer::Facts;
-use stageline_core::resource::{Contact, DeliverySpec, ExposureSpec, PipelineSpec, StageSpec};
+use stageline_core::resource::{
+    Contact, DeliverySpec, ExposureSpec, PipelineShare, PipelineSpec, StageSpec,
+};
 use stageline_core::unit::Millis;
 
 /// Whom we talk to.
@@ -38,6 +45,11 @@ pub struct Delivery<'a> {
     pub peers: BTreeMap<LeaseId, Target>,
     /// Called with (bytes there, bytes needed) while the model is on its way.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
+}
+
+/// The digest by which a delivered share is told from a changed one.
+pub fn share_fingerprint(share: &PipelineShare) -> Fingerprint {
+    Fingerprint::of(&serde_json::to_vec(share).expect("a share is plain data"))
 }
 
 /// What a worker is doing.

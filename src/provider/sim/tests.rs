@@ -332,6 +332,7 @@ async fn deliver(machines: &dyn Machines, to: &Target, revision: u64) -> Result<
     let share = PipelineShare {
         shard: None,
         roster: vec![],
+        prompt_from: vec![],
         max_in_flight: 4,
         request_timeout: Millis::seconds(10),
         dtype: Dtype::F32,

@@ -1,0 +1,259 @@
+//! The process on the machine: it obeys the operator, takes deliveries, keeps workers alive, listens for exposures.
+//!
+//! What always holds: one agent per folder; only the operator commands it; everything it keeps is in its folder; it ends
+//! only when it is told to, never because a worker, a request or a peer did wrong. After a start it knows what was
+//! delivered into its folder, and has no worker and no listener until the operator starts them again: `plan` shows that
+//! as drift. What it refuses: to decide. It knows no plan and no state.
+//!
+//! No worker outlives it. Asked to end, it ends its workers' process groups. Killed, its workers see their stdin end,
+//! which is the protocol's goodbye. One that does not listen to that is ended by the next agent in the folder, which
+//! finds it by `workers/*.pid` and by the folder's name in its environment ([`folder::MACHINE_DIR`]); a provider that
+//! releases the machine does the same ([`process::end_leftovers`]).
+
+mod blobs;
+mod deliveries;
+mod exposures;
+pub mod facts;
+pub mod folder;
+mod launch;
+mod log;
+mod output;
+pub mod process;
+mod server;
+mod stages;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use iroh::protocol::Router;
+use stageline_core::id::EndpointKey;
+use stageline_core::offer::Facts;
+use stageline_core::resource::Contact;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::OnceCell;
+
+use crate::ambient::{SharedClock, SystemClock};
+use crate::machine::control;
+use crate::pipeline::endpoint::{self, EndpointError, EndpointOptions, RelaySettings};
+use crate::pipeline::keys::Secret;
+use crate::pipeline::{Fabric, FabricConfig};
+pub use folder::{Config, Folder, FolderError};
+pub use stages::RestartPolicy;
+
+/// How long requests in flight may take to end when the agent is told to end.
+const DRAIN_MAX: Duration = Duration::from_secs(2);
+
+/// The endpoint tells its peers goodbye; those that are gone are not waited for.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
+
+/// What an agent is started with.
+#[derive(Clone, Debug)]
+pub struct AgentOptions {
+    /// Its folder, with `agent.key` and `agent.json`.
+    pub dir: PathBuf,
+}
+
+/// Why an agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Its folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// It cannot be reached.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The operating system refused something else.
+    #[error("the agent cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Everything that the requests work on.
+struct Inner {
+    config: Config,
+    folder: Folder,
+    fabric: Fabric,
+    blobs: Arc<blobs::Blobs>,
+    deliveries: Arc<deliveries::Deliveries>,
+    stages: stages::Stages,
+    exposures: exposures::Exposures,
+    /// GPUs do not change while the agent runs, and asking for them is slow.
+    gpus: OnceCell<facts::Gpus>,
+}
+
+impl Inner {
+    async fn facts(&self) -> Facts {
+        let gpus = self.gpus.get_or_init(facts::gpus).await.clone();
+        facts::measure_with(self.folder.root(), gpus)
+    }
+}
+
+/// An agent that runs in this process.
+pub struct Agent {
+    inner: Arc<Inner>,
+    router: Router,
+    _lock: folder::FolderLock,
+}
+
+impl Agent {
+    /// Starts an agent in its folder. It listens when this returns, and its folder says where.
+    ///
+    /// # Errors
+    /// [`AgentError`] when the folder cannot be used or no endpoint can be had.
+    pub async fn start(options: &AgentOptions) -> Result<Self, AgentError> {
+        Self::start_with(options, RestartPolicy::default()).await
+    }
+
+    /// [`Agent::start`] with a policy of one's own, for tests that cannot wait.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub async fn start_with(
+        options: &AgentOptions,
+        policy: RestartPolicy,
+    ) -> Result<Self, AgentError> {
+        let root = std::path::absolute(&options.dir).map_err(|source| AgentError::System {
+            what: "find its folder",
+            source,
+        })?;
+        let folder = Folder::new(root);
+        let lock = folder.lock()?;
+        let met = process::end_leftovers(&folder);
+        if met > 0 {
+            tracing::warn!(met, "ended what an earlier agent left behind");
+        }
+        // Nobody may be pointed at where an earlier agent was.
+        folder::remove_file(&folder.contact())?;
+        let config = folder.read_config()?;
+        let key = Secret::new(folder.read_key()?);
+        let relay = config
+            .relay
+            .clone()
+            .map(|url| RelaySettings { url, ca_pem: None });
+        let endpoint = endpoint::bind(
+            &key,
+            EndpointOptions {
+                relay,
+                ..EndpointOptions::default()
+            },
+        )
+        .await?;
+        let contact = endpoint::contact(&endpoint);
+        let inner = Arc::new(Inner::new(config, folder, endpoint.clone(), policy)?);
+        let router = Router::builder(endpoint)
+            .accept(control::ALPN, server::Control::new(Arc::clone(&inner)))
+            .accept(endpoint::STAGE_ALPN, inner.fabric.stage_protocol())
+            .accept(endpoint::INFER_ALPN, inner.fabric.infer_protocol())
+            .spawn();
+        inner.folder.write_contact(&contact)?;
+        tracing::info!(lease = %inner.config.lease, ?contact, "the agent listens");
+        Ok(Self {
+            inner,
+            router,
+            _lock: lock,
+        })
+    }
+
+    /// Its public key.
+    pub fn endpoint(&self) -> EndpointKey {
+        EndpointKey(*self.router.endpoint().id().as_bytes())
+    }
+
+    /// How to reach it.
+    pub fn contact(&self) -> Contact {
+        endpoint::contact(self.router.endpoint())
+    }
+
+    /// From now on only so many bytes of models can be written, as if the disk were full then. For tests.
+    pub fn limit_writes(&self, bytes: u64) {
+        self.inner.blobs.limit_writes(bytes);
+    }
+
+    /// Lets requests end for a short while, then ends listeners, workers and connections, in this order.
+    pub async fn shutdown(self) {
+        let inner = &self.inner;
+        inner.fabric.drain(DRAIN_MAX).await;
+        inner.exposures.close_all().await;
+        inner.stages.stop_all().await;
+        inner.fabric.shutdown().await;
+        tokio::time::timeout(CLOSE_MAX, self.router.shutdown())
+            .await
+            .ok();
+        folder::remove_file(&inner.folder.contact()).ok();
+    }
+}
+
+impl Inner {
+    fn new(
+        config: Config,
+        folder: Folder,
+        endpoint: iroh::Endpoint,
+        policy: RestartPolicy,
+    ) -> Result<Self, AgentError> {
+        let clock: SharedClock = Arc::new(SystemClock);
+        let blobs = Arc::new(blobs::Blobs::new(folder.blobs()));
+        let deliveries = Arc::new(deliveries::Deliveries::load(
+            folder.clone(),
+            config.operator,
+            config.lineage,
+            Arc::clone(&blobs),
+        )?);
+        let keep: Arc<deliveries::Deliveries> = Arc::clone(&deliveries);
+        let fabric = Fabric::new(
+            endpoint,
+            FabricConfig {
+                operator: config.operator,
+                lineage: config.lineage,
+                clock: Arc::clone(&clock),
+                keep,
+            },
+        );
+        for (pipeline, roster) in deliveries.rosters() {
+            if let Err(error) = fabric.set_roster(roster) {
+                tracing::warn!(%pipeline, %error, "a roster of before is not used");
+            }
+        }
+        let site = launch::Site::here(folder.root());
+        Ok(Self {
+            stages: stages::Stages::new(fabric.clone(), folder.clone(), site, policy),
+            exposures: exposures::Exposures::new(
+                config.lease.clone(),
+                fabric.clone(),
+                clock,
+                folder.root().join("exposures.json"),
+            ),
+            config,
+            folder,
+            fabric,
+            blobs,
+            deliveries,
+            gpus: OnceCell::new(),
+        })
+    }
+}
+
+/// Runs an agent until it is told to end: the body of `stageline agent --dir DIR`.
+///
+/// # Errors
+/// [`AgentError`] when it cannot run at all.
+pub async fn run(options: AgentOptions) -> Result<(), AgentError> {
+    let folder = Folder::new(&options.dir);
+    log::install(folder.log());
+    let system = |what| move |source| AgentError::System { what, source };
+    // A terminal that goes away, or Ctrl-C in it, is not ours to obey.
+    let _hangup = signal(SignalKind::hangup()).map_err(system("ignore SIGHUP"))?;
+    let _interrupt = signal(SignalKind::interrupt()).map_err(system("ignore SIGINT"))?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(system("wait for SIGTERM"))?;
+    let started = Agent::start(&options).await;
+    let agent = started.inspect_err(|error| tracing::error!(%error, "the agent does not start"))?;
+    terminate.recv().await;
+    tracing::info!("told to end");
+    agent.shutdown().await;
+    tracing::info!("ended");
+    Ok(())
+}

@@ -1,1 +1,0 @@
-//! A store that misbehaves, for tests and for the crash harness.

@@ -1,1 +1,0 @@
-//! One test for each rule, and a crash at each request.
