@@ -60,3 +60,78 @@ pub fn random<const N: usize>() -> [u8; N] {
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
     bytes
 }
+
+/// One process on one computer, told apart from any other that ever ran: for courtesy, not for safety.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ProcessId {
+    /// The computer's name.
+    pub host: String,
+    /// Drawn anew at each boot; empty where the system has none.
+    pub boot: String,
+    /// The process id.
+    pub pid: u32,
+    /// When it started, in ticks since boot, so that a process id that is used again is not taken for it; 0 where the
+    /// system does not say.
+    pub started: u64,
+}
+
+/// Whether a process is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alive {
+    /// Certainly.
+    Yes,
+    /// Certainly not.
+    No,
+    /// It is on another computer, or the system does not say.
+    Unknown,
+}
+
+impl ProcessId {
+    /// This process.
+    pub fn this() -> Self {
+        let pid = std::process::id();
+        Self {
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            boot: boot_id(),
+            pid,
+            started: start_of(pid).unwrap_or_default(),
+        }
+    }
+
+    /// Whether it is there, as seen from here.
+    pub fn is_alive(&self) -> Alive {
+        let here = Self::this();
+        if self.boot.is_empty() || self.boot != here.boot {
+            // After a boot of this computer it is surely gone, but another computer may have the same name.
+            return Alive::Unknown;
+        }
+        let pid = i32::try_from(self.pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
+        let gone = pid.is_none_or(|pid| {
+            rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
+        });
+        match start_of(self.pid) {
+            _ if gone => Alive::No,
+            Some(started) if self.started != 0 && started != self.started => Alive::No,
+            Some(started) if started == self.started => Alive::Yes,
+            Some(_) | None => Alive::Unknown,
+        }
+    }
+}
+
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// Field 22 of `/proc/PID/stat`. The second one, the program's name, may hold spaces and brackets.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}

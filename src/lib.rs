@@ -8,5 +8,6 @@ pub mod gateway;
 pub mod machine;
 pub mod pipeline;
 pub mod provider;
+pub mod store;
 
 pub use stageline_core as core;

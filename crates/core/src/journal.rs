@@ -298,6 +298,22 @@ impl Entry {
     }
 }
 
+impl Record {
+    /// The resource that it is about; none when it is about the run.
+    pub fn address(&self) -> Option<&Address> {
+        match self {
+            Self::Started { address, .. }
+            | Self::Done { address, .. }
+            | Self::Refused { address, .. }
+            | Self::InDoubt { address, .. }
+            | Self::Absent { address, .. }
+            | Self::ExtraReleased { address, .. }
+            | Self::Vanished { address, .. } => Some(address),
+            Self::Genesis { .. } | Self::Begin { .. } | Self::End { .. } => None,
+        }
+    }
+}
+
 impl Verb {
     /// In sentences: what is going on.
     pub const fn doing(self) -> &'static str {

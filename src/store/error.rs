@@ -1,0 +1,330 @@
+//! What can be wrong with a store, where, and what to do about it.
+//!
+//! An answer that cannot be trusted is never turned into an empty state. Errors of the file system are told apart as far
+//! as they ask for different deeds: read-only, denied, full, not a folder.
+
+use std::error::Error as _;
+use std::io;
+use std::sync::Arc;
+
+use stageline_core::id::{Epoch, JournalNumber, PlanId};
+use stageline_core::journal::FORMAT;
+use stageline_core::state::FoldError;
+
+/// Why the store could not be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The URL is of a kind that this build has no code for.
+    #[error("this build has no `{scheme}` state stores")]
+    Scheme {
+        /// Such as `s3`.
+        scheme: String,
+    },
+    /// The URL is none.
+    #[error("`{url}` is not a place for state: {why}")]
+    Url {
+        /// As given.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Something that is no folder stands where one belongs.
+    #[error("{place} is not a folder")]
+    NotAFolder {
+        /// Its path.
+        place: String,
+    },
+    /// The file system takes no writes.
+    #[error("{place} is on a read-only file system (while {doing})")]
+    ReadOnly {
+        /// The store.
+        place: String,
+        /// What was attempted.
+        doing: String,
+    },
+    /// We may not.
+    #[error("no permission for {place} (while {doing})")]
+    Denied {
+        /// The store.
+        place: String,
+        /// What was attempted.
+        doing: String,
+    },
+    /// No space, or over quota.
+    #[error("no space left for {place} (while {doing})")]
+    Full {
+        /// The store.
+        place: String,
+        /// What was attempted.
+        doing: String,
+    },
+    /// The fence stands on create-if-absent, and this store lets a second create pass.
+    #[error("{place} cannot hold state: {what}")]
+    Unfit {
+        /// The store.
+        place: String,
+        /// What the probe saw.
+        what: String,
+    },
+    /// What is stored cannot be the whole truth.
+    #[error("the state in {place} is damaged: {object}: {what}")]
+    Corrupt {
+        /// The store.
+        place: String,
+        /// Which object.
+        object: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Written by a newer stageline.
+    #[error("{object} in {place} has format {found}; this stageline reads up to {FORMAT}")]
+    Newer {
+        /// The store.
+        place: String,
+        /// Which object.
+        object: String,
+        /// Its format.
+        found: u32,
+    },
+    /// It kept changing while it was read.
+    #[error("{place} changed {times} times while it was read")]
+    Restless {
+        /// The store.
+        place: String,
+        /// How often.
+        times: u32,
+    },
+    /// This store was opened to read only.
+    #[error("{place} was opened for reading only")]
+    OpenedToRead {
+        /// The store.
+        place: String,
+    },
+    /// Anything else.
+    #[error("{place}: {doing} failed: {what}")]
+    Failed {
+        /// The store.
+        place: String,
+        /// What was attempted.
+        doing: String,
+        /// The store's words.
+        what: String,
+    },
+}
+
+impl StoreError {
+    /// What to do now.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Scheme { .. } => "use a folder: --state file://./state".to_owned(),
+            Self::Url { .. } => "give a folder such as file://./state or ./state".to_owned(),
+            Self::NotAFolder { .. } => {
+                "move that file away, or name another folder with --state".to_owned()
+            }
+            Self::ReadOnly { .. } => {
+                "mount it writable or name another folder with --state; `state list` and `show` work as it is"
+                    .to_owned()
+            }
+            Self::Denied { .. } => {
+                "run as the user that owns the folder, or change its owner or mode".to_owned()
+            }
+            Self::Full { .. } => {
+                "make room and run the same command again; nothing half-written counts".to_owned()
+            }
+            Self::Unfit { .. } => {
+                "keep the state on a file system or bucket with create-if-absent (hard links), such as a local disk"
+                    .to_owned()
+            }
+            Self::Corrupt { .. } => {
+                "put the object back from a copy of the folder; do not delete the folder: machines that it \
+                 records may be running, and it is what names them"
+                    .to_owned()
+            }
+            Self::Newer { .. } => "use the stageline that wrote it, or a newer one".to_owned(),
+            Self::Restless { .. } => {
+                "another stageline is working on it; wait for it, then run this again".to_owned()
+            }
+            Self::OpenedToRead { .. } => {
+                "this is a bug in stageline: a command that writes must open the store for writing".to_owned()
+            }
+            Self::Failed { .. } => "look at the folder and its disk, then run this again".to_owned(),
+        }
+    }
+
+    /// Whether the same request may work a moment later without anyone doing anything.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Self::Failed { .. } => true,
+            Self::Scheme { .. }
+            | Self::Url { .. }
+            | Self::NotAFolder { .. }
+            | Self::ReadOnly { .. }
+            | Self::Denied { .. }
+            | Self::Full { .. }
+            | Self::Unfit { .. }
+            | Self::Corrupt { .. }
+            | Self::Newer { .. }
+            | Self::Restless { .. }
+            | Self::OpenedToRead { .. } => false,
+        }
+    }
+
+    /// An error of the file system.
+    pub(super) fn of_io(place: &str, doing: &str, error: &io::Error) -> Self {
+        Self::of_kind(place, doing, error.kind(), error.to_string())
+    }
+
+    /// An error of the object store, by the error of the file system inside it when there is one.
+    pub(super) fn of_object(place: &str, doing: &str, error: &object_store::Error) -> Self {
+        let mut what = error.to_string();
+        let mut source = error.source();
+        while let Some(inner) = source {
+            if let Some(io) = inner.downcast_ref::<io::Error>() {
+                return Self::of_kind(place, doing, io.kind(), what);
+            }
+            if !what.contains(&inner.to_string()) {
+                what = format!("{what}: {inner}");
+            }
+            source = inner.source();
+        }
+        Self::of_kind(place, doing, io::ErrorKind::Other, what)
+    }
+
+    fn of_kind(place: &str, doing: &str, kind: io::ErrorKind, what: String) -> Self {
+        let (place, doing) = (place.to_owned(), doing.to_owned());
+        if kind == io::ErrorKind::ReadOnlyFilesystem {
+            Self::ReadOnly { place, doing }
+        } else if kind == io::ErrorKind::PermissionDenied {
+            Self::Denied { place, doing }
+        } else if kind == io::ErrorKind::StorageFull || kind == io::ErrorKind::QuotaExceeded {
+            Self::Full { place, doing }
+        } else if kind == io::ErrorKind::NotADirectory {
+            Self::NotAFolder { place }
+        } else {
+            Self::Failed { place, doing, what }
+        }
+    }
+}
+
+/// Who wrote the entry that stands in our way, as far as it can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// `user@host`, process id.
+    pub by: String,
+    /// `apply`, `destroy`, ...
+    pub command: String,
+}
+
+impl std::fmt::Display for Rival {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` by {}", self.command, self.by)
+    }
+}
+
+/// Why records did not get into the journal. Once one of these but [`AppendError::Impossible`] has happened, every
+/// later append of this process fails with it too.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum AppendError {
+    /// Another run has begun: this one is over.
+    #[error("this run was fenced at entry {n}: {}", describe(rival.as_ref()))]
+    Fenced {
+        /// Where.
+        n: JournalNumber,
+        /// By whom.
+        rival: Option<Rival>,
+    },
+    /// Nobody can tell whether the entry is there.
+    #[error("it is in doubt whether entry {n} was written: {cause}")]
+    InDoubt {
+        /// Which.
+        n: JournalNumber,
+        /// Why.
+        cause: Arc<StoreError>,
+    },
+    /// The records cannot follow the state; nothing was written. A bug in us.
+    #[error("the records were refused: {0}")]
+    Impossible(FoldError),
+    /// The run has ended.
+    #[error("this run has ended")]
+    Closed,
+}
+
+impl AppendError {
+    /// What to do now.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Fenced { .. } => {
+                "nothing is lost: wait until the other run ends, then run `stageline plan` to see what is left to do"
+                    .to_owned()
+            }
+            Self::InDoubt { cause, .. } => {
+                format!("{}; then run the same command again: it reads what is there and goes on", cause.hint())
+            }
+            Self::Impossible(_) | Self::Closed => "this is a bug in stageline".to_owned(),
+        }
+    }
+}
+
+fn describe(rival: Option<&Rival>) -> String {
+    rival.map_or_else(
+        || "another run has begun and its entries are already in a snapshot".to_owned(),
+        |rival| format!("{rival} has begun"),
+    )
+}
+
+/// Why a run could not begin. Nothing was consumed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BeginError {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The recorded state is not the one that the plan was drafted from.
+    #[error("the plan is stale: the state has changed since it was drafted")]
+    Stale,
+    /// The plan was carried out already, wholly or in part.
+    #[error("plan {plan} was {} by run {epoch}", if *finished { "carried out" } else { "begun and not finished" })]
+    Consumed {
+        /// Which.
+        plan: PlanId,
+        /// By which run.
+        epoch: Epoch,
+        /// To its end.
+        finished: bool,
+    },
+    /// Asked to resume a plan that another plan has followed, or that never began.
+    #[error("plan {plan} cannot be resumed: {why}")]
+    NotResumable {
+        /// Which.
+        plan: PlanId,
+        /// Why.
+        why: &'static str,
+    },
+    /// A run has begun and not ended.
+    #[error("{rival} has begun (run {epoch}) and not ended")]
+    RunOpen {
+        /// Which.
+        epoch: Epoch,
+        /// Whose.
+        rival: Rival,
+    },
+    /// The first entry.
+    #[error("the first entry could not be written: {0}")]
+    Append(#[from] AppendError),
+}
+
+impl BeginError {
+    /// What to do now.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Store(error) => error.hint(),
+            Self::Stale => "draft it again: `stageline plan`".to_owned(),
+            Self::Consumed { finished: true, .. } => "draft a new one: `stageline plan`".to_owned(),
+            Self::Consumed {
+                finished: false, ..
+            } => "run `stageline apply` with the same plan file to go on with it".to_owned(),
+            Self::NotResumable { .. } => "draft a new one: `stageline plan`".to_owned(),
+            Self::RunOpen { .. } => "wait until it has ended".to_owned(),
+            Self::Append(error) => error.hint(),
+        }
+    }
+}

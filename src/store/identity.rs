@@ -1,0 +1,266 @@
+//! The operator's identity: 32 secret bytes by which the agents of a topology know who may command them.
+//!
+//! It is made together with the lineage and never again: a state without its identity is refused by whatever talks to
+//! agents, since a new one would be a stranger to them. Planning and destroying do not need it. It is never shown, and a
+//! key file that others can read is refused.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use secrecy::zeroize::{Zeroize as _, Zeroizing};
+use secrecy::{ExposeSecret as _, SecretBox, SecretString};
+use stageline_core::id::OperatorId;
+use stageline_core::state::Genesis;
+
+use super::{Mode, Store, StoreError, local};
+
+/// The file in the state's folder.
+const KEY_FILE: &str = "identity.key";
+/// The variable that brings it to a CI job. Read by the command line, not here.
+pub const VARIABLE: &str = "STAGELINE_IDENTITY";
+
+/// Why there is no identity to act with.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// Others can read it.
+    #[error("{} can be read by others (mode {mode:o})", path.display())]
+    Exposed {
+        /// The key file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// It is no key.
+    #[error("{origin} is not an identity: 64 hexadecimal digits")]
+    Invalid {
+        /// The file or the variable.
+        origin: String,
+    },
+    /// There is none.
+    #[error("the state in {place} belongs to operator {operator}, whose identity is not here")]
+    Missing {
+        /// The store.
+        place: String,
+        /// Whose it is.
+        operator: OperatorId,
+    },
+    /// It is another operator's.
+    #[error(
+        "the state in {place} belongs to operator {operator}, but {origin} is operator {found}"
+    )]
+    Different {
+        /// The store.
+        place: String,
+        /// Whose the state is.
+        operator: OperatorId,
+        /// Whose the identity is.
+        found: OperatorId,
+        /// The file or the variable.
+        origin: String,
+    },
+    /// A store that is no folder cannot keep a secret.
+    #[error("{place} is no folder that could keep a secret")]
+    NoFolder {
+        /// The store.
+        place: String,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl IdentityError {
+    /// What to do now.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Exposed { path, .. } => format!(
+                "if nobody has read it, type `chmod 600 {}`; else destroy and begin anew",
+                path.display()
+            ),
+            Self::Invalid { origin } => format!("bring back {origin} as stageline made it"),
+            Self::Missing { .. } | Self::Different { .. } => format!(
+                "bring its {KEY_FILE} or set {VARIABLE}; `plan` and `destroy` work without it"
+            ),
+            Self::NoFolder { .. } => format!("set {VARIABLE} to 64 random hexadecimal digits"),
+            Self::Store(error) => error.hint(),
+        }
+    }
+}
+
+/// An operator's secret and public id.
+#[derive(Debug)]
+pub struct Identity {
+    secret: SecretBox<[u8; 32]>,
+    operator: OperatorId,
+}
+
+/// How the public id follows from the secret: decided by the data plane.
+pub type Derive = fn(&[u8; 32]) -> OperatorId;
+
+impl Identity {
+    /// The identity that a recorded state belongs to.
+    ///
+    /// # Errors
+    /// [`IdentityError`] when it is missing, another's, or exposed.
+    pub fn of(
+        store: &Store,
+        genesis: &Genesis,
+        variable: Option<&SecretString>,
+        derive: Derive,
+    ) -> Result<Self, IdentityError> {
+        let operator = genesis.operator;
+        let place = store.place().to_owned();
+        match Self::find(store, variable, derive)? {
+            None => Err(IdentityError::Missing { place, operator }),
+            Some((found, _)) if found.operator == operator => Ok(found),
+            Some((found, origin)) => Err(IdentityError::Different {
+                place,
+                operator,
+                found: found.operator,
+                origin,
+            }),
+        }
+    }
+
+    /// The identity for a journal that is about to get its first entry: the one that is there, or a new one, which is
+    /// durable before this returns.
+    ///
+    /// # Errors
+    /// [`IdentityError`] when it cannot be kept, or when the one that is there cannot be used.
+    pub fn make(
+        store: &Store,
+        variable: Option<&SecretString>,
+        derive: Derive,
+    ) -> Result<Self, IdentityError> {
+        if let Some((found, _)) = Self::find(store, variable, derive)? {
+            return Ok(found);
+        }
+        let place = || store.place().to_owned();
+        let folder = store
+            .folder()
+            .ok_or_else(|| IdentityError::NoFolder { place: place() })?;
+        if store.mode == Mode::Read {
+            return Err(StoreError::OpenedToRead { place: place() }.into());
+        }
+        let secret = Zeroizing::new(crate::ambient::random::<32>());
+        keep(folder, &secret)
+            .map_err(|error| StoreError::of_io(store.place(), "writing the identity", &error))?;
+        // Another process may have been faster: theirs is the one.
+        match Self::find(store, variable, derive)? {
+            Some((found, _)) => Ok(found),
+            None => Err(super::failed(store.place(), "writing the identity", &"it is gone").into()),
+        }
+    }
+
+    fn find(
+        store: &Store,
+        variable: Option<&SecretString>,
+        derive: Derive,
+    ) -> Result<Option<(Self, String)>, IdentityError> {
+        if let Some(text) = variable {
+            let found = Self::parse(text.expose_secret(), VARIABLE, derive)?;
+            return Ok(Some((found, VARIABLE.to_owned())));
+        }
+        let Some(folder) = store.folder() else {
+            return Ok(None);
+        };
+        let path = folder.join(KEY_FILE);
+        let Some(text) = read_key(&path, store.place())? else {
+            return Ok(None);
+        };
+        let origin = path.display().to_string();
+        Ok(Some((Self::parse(&text, &origin, derive)?, origin)))
+    }
+
+    fn parse(text: &str, origin: &str, derive: Derive) -> Result<Self, IdentityError> {
+        let invalid = || IdentityError::Invalid {
+            origin: origin.to_owned(),
+        };
+        let text = text.trim();
+        if text.len() != 64 || !text.is_ascii() {
+            return Err(invalid());
+        }
+        let mut secret = Box::new([0; 32]);
+        for (byte, digits) in secret.iter_mut().zip(text.as_bytes().chunks(2)) {
+            let digit = |at: usize| char::from(digits[at]).to_digit(16);
+            let (Some(high), Some(low)) = (digit(0), digit(1)) else {
+                secret.zeroize();
+                return Err(invalid());
+            };
+            *byte = u8::try_from(high * 16 + low).expect("two hexadecimal digits are a byte");
+        }
+        let operator = derive(&secret);
+        Ok(Self {
+            secret: SecretBox::new(secret),
+            operator,
+        })
+    }
+
+    /// The public id.
+    pub fn operator(&self) -> OperatorId {
+        self.operator
+    }
+
+    /// The secret, from which the keys of the operator and of each agent are derived.
+    pub fn secret(&self) -> &SecretBox<[u8; 32]> {
+        &self.secret
+    }
+}
+
+fn read_key(path: &Path, place: &str) -> Result<Option<Zeroizing<String>>, IdentityError> {
+    let failed = |error: io::Error| StoreError::of_io(place, "reading the identity", &error);
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error).into()),
+    };
+    let mode = file.metadata().map_err(failed)?.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(IdentityError::Exposed {
+            path: path.to_owned(),
+            mode,
+        });
+    }
+    let mut text = Zeroizing::new(String::new());
+    let invalid = || IdentityError::Invalid {
+        origin: path.display().to_string(),
+    };
+    match file.take(1024).read_to_string(&mut text) {
+        Ok(_) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(invalid()),
+        Err(error) => Err(failed(error).into()),
+    }
+}
+
+/// Makes the key file whole or not at all, and never over one that is there.
+fn keep(folder: &Path, secret: &[u8; 32]) -> io::Result<()> {
+    let mut text = Zeroizing::new(String::with_capacity(65));
+    for byte in secret {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(u32::from(digit), 16).expect("a digit is below 16"));
+        }
+    }
+    text.push('\n');
+    let nonce = stageline_core::id::Nonce(crate::ambient::random());
+    // Named so that what a kill leaves is swept.
+    let staged = folder.join(format!("{}{nonce}", super::PROBE));
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&staged)
+        .and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        })
+        .and_then(|()| match fs::hard_link(&staged, folder.join(KEY_FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        });
+    let removed = fs::remove_file(&staged);
+    written?;
+    removed?;
+    local::sync_folder(folder)
+}

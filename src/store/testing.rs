@@ -1,0 +1,1 @@
+//! A store that misbehaves, for tests and for the crash harness.

@@ -1,0 +1,1 @@
+//! One test for each rule, and a crash at each request.
