@@ -70,7 +70,7 @@ fn check_loopback(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     if !asked.into_iter().chain(named).all(|loopback| loopback) {
         return Err(ApiError::forbidden(
             "host_not_loopback",
-            "this gateway has no key, so it answers only to loopback names: use http://127.0.0.1:PORT or http://localhost:PORT",
+            "this gateway has no key, so it answers only to loopback names: use http://127.0.0.1:PORT or http://localhost:PORT, or give its exposure an `api_key`",
         ));
     }
     if !headers.get_all(ORIGIN).iter().all(host_of_origin) {

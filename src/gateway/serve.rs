@@ -138,6 +138,7 @@ impl Connection {
             http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(limits.head_timeout)
+                .max_header_size(HEAD_BYTES_MAX)
                 .max_buf_size(HEAD_BYTES_MAX)
                 .serve_connection(io, TowerToHyperService::new(router))
         );
