@@ -4,8 +4,10 @@
 
 pub mod agent;
 pub mod ambient;
+pub mod apply;
 pub mod gateway;
 pub mod machine;
+pub mod observe;
 pub mod pipeline;
 pub mod provider;
 pub mod store;

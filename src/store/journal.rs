@@ -20,7 +20,7 @@ use stageline_core::state::{FoldError, Run, State};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::put::Offered;
-use super::{AppendError, BeginError, Loaded, READABLE, Rival, Store, snapshot};
+use super::{AppendError, BeginError, Loaded, READABLE, Rival, Store, StoreError, snapshot};
 use crate::ambient::SharedClock;
 
 /// How often a run tries to begin while others write in between.
@@ -200,6 +200,14 @@ impl Journal {
     /// Looks at the state as of the last durable entry, without a copy. The journal stands still meanwhile: be brief.
     pub fn with_state<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         look(&self.shared.read().state)
+    }
+
+    /// Reads the journal again as it stands in the store, entries of a run that fenced this one included.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it cannot be read.
+    pub async fn reread(&self) -> Result<State, StoreError> {
+        Ok(self.shared.store.read().await?.state)
     }
 
     /// The number of the last durable entry, whenever it changes.

@@ -1,0 +1,369 @@
+//! Steps that talk to agents: deliver, start, stop, check, expose, unexpose.
+//!
+//! All of their calls may be repeated, so an agent that does not answer is asked again for a while, and what is still
+//! open then is simply done by the next run.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use stageline_core::event::Event;
+use stageline_core::id::{Address, LeaseId, Name, StageId};
+use stageline_core::resource::{
+    Cause, DeliveryReceipt, DeliverySpec, ExposureReceipt, ExposureSpec, FailureClass, Outcome,
+    PipelineReceipt, PipelineSpec, Receipt, Spec, StageReceipt, StageSpec, ViaSpec,
+};
+use stageline_core::topology::SecretRef;
+use stageline_core::unit::Millis;
+
+use super::step::{Act, Made, Run, Stop, broken, lease_of};
+use crate::machine::{Delivery, MachineError, Target};
+
+/// How long an agent that does not answer is asked again.
+const UNREACHABLE_AFTER: Millis = Millis::seconds(30);
+
+/// First pause between two tries; doubles up to [`PAUSE_MAX`].
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Longest pause between two tries.
+const PAUSE_MAX: Duration = Duration::from_secs(4);
+
+/// Longest beginning of a check's answer that is recorded, in characters.
+const ANSWER_MAX: usize = 200;
+
+/// Ends a call as refused when something that it needs is not there.
+macro_rules! refuse {
+    ($result:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(cause) => return Ok(Outcome::Refused(cause)),
+        }
+    };
+}
+
+impl<'a> Run<'a> {
+    pub(super) async fn deliver(&self, act: Act<'a>) -> Result<(), Stop> {
+        let lease = lease_of(act.step)?;
+        let spec = self.delivery_spec(&act.step.address)?;
+        self.protocol(act, |revision| async move {
+            let target = refuse!(self.target(lease));
+            let mut peers = BTreeMap::new();
+            for line in spec.pipelines.values().flat_map(|share| &share.roster) {
+                if !peers.contains_key(&line.lease) {
+                    peers.insert(line.lease.clone(), refuse!(self.target(&line.lease)));
+                }
+            }
+            let events = &self.effects.events;
+            let progress = |done, total| {
+                let (address, what) = (act.step.address.clone(), "bytes".to_owned());
+                events(Event::Progress {
+                    address,
+                    done,
+                    total,
+                    what,
+                });
+            };
+            let done = self
+                .ask(|| {
+                    let peers = peers.clone();
+                    let delivery = Delivery {
+                        spec,
+                        revision,
+                        peers,
+                        progress: &progress,
+                    };
+                    self.effects.machines.deliver(&target, delivery)
+                })
+                .await?;
+            let rosters = spec
+                .pipelines
+                .keys()
+                .map(|name| (name.clone(), revision))
+                .collect();
+            Ok(made(done, |()| {
+                let keys = peers
+                    .iter()
+                    .map(|(lease, peer)| (lease.clone(), peer.endpoint));
+                let receipt = DeliveryReceipt {
+                    endpoint: target.endpoint,
+                    rosters,
+                    peers: keys.collect(),
+                };
+                (Spec::Delivery(spec.clone()), Receipt::Delivery(receipt))
+            }))
+        })
+        .await
+    }
+
+    pub(super) async fn start_stage(&self, act: Act<'a>) -> Result<(), Stop> {
+        let stage = stage_of(act)?;
+        let spec = self.stage_spec(&act.step.address)?;
+        self.protocol(act, |_| async move {
+            let target = refuse!(self.target(&spec.on));
+            let secrets = refuse!(self.secrets(&spec.secrets));
+            let done = self
+                .ask(|| {
+                    self.effects
+                        .machines
+                        .start(&target, stage, spec, secrets.clone())
+                })
+                .await?;
+            Ok(made(done, |()| {
+                let whole = Spec::Stage(spec.clone());
+                let receipt = StageReceipt {
+                    endpoint: target.endpoint,
+                    spec: whole.fingerprint(),
+                };
+                (whole, Receipt::Stage(receipt))
+            }))
+        })
+        .await
+    }
+
+    pub(super) async fn stop_stage(&self, act: Act<'a>) -> Result<(), Stop> {
+        let stage = stage_of(act)?;
+        let on = self.recorded_spec(&act.step.address, |spec| match spec {
+            Spec::Stage(stage) => Some(stage.on.clone()),
+            Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_) => None,
+        });
+        self.protocol(act, |_| async move {
+            // A stage that was never started has nothing to stop.
+            let Some(on) = on else {
+                return Ok(Outcome::Done(Made::default()));
+            };
+            let target = refuse!(self.target(&on));
+            let done = self
+                .ask(|| self.effects.machines.stop(&target, stage))
+                .await?;
+            Ok(gone(done))
+        })
+        .await
+    }
+
+    pub(super) async fn check(&self, act: Act<'a>) -> Result<(), Stop> {
+        let (name, spec) = self.pipeline_spec(&act.step.address)?;
+        self.protocol(act, |_| async move {
+            let Some(entry) = spec.stages.first() else {
+                return Ok(Outcome::Refused(broken(format!(
+                    "{} has no stage",
+                    act.step.address
+                ))));
+            };
+            let target = refuse!(self.target(entry));
+            let answer = self
+                .ask(|| self.effects.machines.check(&target, name, spec))
+                .await?;
+            let answer = answer.and_then(|answer| match &spec.expect {
+                Some(expect) if !answer.text.contains(expect.as_str()) => Err(Cause::new(
+                    FailureClass::Config,
+                    format!(
+                        "the check answered {:?}, which does not contain {expect:?}",
+                        head(&answer.text)
+                    ),
+                )
+                .hint(format!(
+                    "mend check.expect of [pipeline.{name}], or the model"
+                ))),
+                Some(_) | None => Ok(answer),
+            });
+            Ok(made(answer, |answer| {
+                let receipt = PipelineReceipt {
+                    answer: head(&answer.text),
+                    took: answer.took,
+                };
+                (Spec::Pipeline(spec.clone()), Receipt::Pipeline(receipt))
+            }))
+        })
+        .await
+    }
+
+    pub(super) async fn expose(&self, act: Act<'a>) -> Result<(), Stop> {
+        let (name, spec) = self.exposure_spec(&act.step.address)?;
+        self.protocol(act, |_| async move {
+            let target = refuse!(self.target(&spec.at));
+            let ViaSpec::Loopback { api_key, .. } = &spec.via;
+            let api_key = match api_key {
+                Some(reference) => Some(refuse!(self.effects.secrets.read(reference))),
+                None => None,
+            };
+            let mut peers: BTreeMap<Name, Target> = BTreeMap::new();
+            for (pipeline, entry) in &spec.pipelines {
+                peers.insert(pipeline.clone(), refuse!(self.target(entry)));
+            }
+            let url = self
+                .ask(|| {
+                    let (peers, api_key) = (peers.clone(), api_key.clone());
+                    self.effects
+                        .machines
+                        .expose(&target, name, spec, peers, api_key)
+                })
+                .await?;
+            Ok(made(url, |url| {
+                let keys = peers
+                    .values()
+                    .map(|peer| (peer.lease.clone(), peer.endpoint));
+                let receipt = ExposureReceipt {
+                    endpoint: target.endpoint,
+                    url,
+                    peers: keys.collect(),
+                };
+                (Spec::Exposure(spec.clone()), Receipt::Exposure(receipt))
+            }))
+        })
+        .await
+    }
+
+    pub(super) async fn unexpose(&self, act: Act<'a>) -> Result<(), Stop> {
+        let Address::Exposure(name) = &act.step.address else {
+            return Err(Stop::Refused(broken(format!(
+                "{} is no exposure",
+                act.step.address
+            ))));
+        };
+        let at = self.recorded_spec(&act.step.address, |spec| match spec {
+            Spec::Exposure(exposure) => Some(exposure.at.clone()),
+            Spec::Lease(_) | Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) => None,
+        });
+        self.protocol(act, |_| async move {
+            let Some(at) = at else {
+                return Ok(Outcome::Done(Made::default()));
+            };
+            let target = refuse!(self.target(&at));
+            let done = self
+                .ask(|| self.effects.machines.unexpose(&target, name))
+                .await?;
+            Ok(gone(done))
+        })
+        .await
+    }
+
+    /// Asks an agent until it answers, refuses, or is given up.
+    async fn ask<T, F>(&self, mut call: impl FnMut() -> F) -> Result<Result<T, Cause>, Stop>
+    where
+        F: Future<Output = Result<T, MachineError>>,
+    {
+        let start = self.effects.clock.boottime();
+        let mut pause = PAUSE;
+        loop {
+            let answer = tokio::select! {
+                biased;
+                () = self.options.interrupt.cancelled() => return Err(Stop::Interrupted),
+                answer = call() => answer,
+            };
+            let error = match answer {
+                Ok(value) => return Ok(Ok(value)),
+                Err(error) => error,
+            };
+            match error {
+                MachineError::Refused { .. } => return Ok(Err(cause(error))),
+                MachineError::Unreachable { .. } if self.since(start) >= UNREACHABLE_AFTER => {
+                    return Ok(Err(cause(error)));
+                }
+                MachineError::Unreachable { .. } => self.pause(pause).await?,
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn secrets(
+        &self,
+        wanted: &BTreeMap<String, SecretRef>,
+    ) -> Result<BTreeMap<String, SecretString>, Cause> {
+        let read = |(name, reference): (&String, &SecretRef)| {
+            Ok((name.clone(), self.effects.secrets.read(reference)?))
+        };
+        wanted.iter().map(read).collect()
+    }
+
+    fn recorded_spec(
+        &self,
+        address: &Address,
+        look: impl FnOnce(&Spec) -> Option<LeaseId>,
+    ) -> Option<LeaseId> {
+        self.state(|state| state.resources.get(address)?.spec.as_ref().and_then(look))
+    }
+
+    fn delivery_spec(&self, address: &Address) -> Result<&'a DeliverySpec, Stop> {
+        match self.spec(address)? {
+            Spec::Delivery(spec) => Ok(spec),
+            Spec::Lease(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_) => {
+                Err(mismatch(address))
+            }
+        }
+    }
+
+    fn stage_spec(&self, address: &Address) -> Result<&'a StageSpec, Stop> {
+        match self.spec(address)? {
+            Spec::Stage(spec) => Ok(spec),
+            Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_) => {
+                Err(mismatch(address))
+            }
+        }
+    }
+
+    fn pipeline_spec(&self, address: &'a Address) -> Result<(&'a Name, &'a PipelineSpec), Stop> {
+        match (address, self.spec(address)?) {
+            (Address::Pipeline(name), Spec::Pipeline(spec)) => Ok((name, spec)),
+            (_, _) => Err(mismatch(address)),
+        }
+    }
+
+    fn exposure_spec(&self, address: &'a Address) -> Result<(&'a Name, &'a ExposureSpec), Stop> {
+        match (address, self.spec(address)?) {
+            (Address::Exposure(name), Spec::Exposure(spec)) => Ok((name, spec)),
+            (_, _) => Err(mismatch(address)),
+        }
+    }
+}
+
+fn mismatch(address: &Address) -> Stop {
+    Stop::Refused(broken(format!(
+        "the plan's spec for {address} is of another kind"
+    )))
+}
+
+fn stage_of<'a>(act: Act<'a>) -> Result<&'a StageId, Stop> {
+    stageline_core::resource::stage_of(&act.step.address)
+        .ok_or_else(|| Stop::Refused(broken(format!("{} is no stage", act.step.address))))
+}
+
+/// An answered call with what it made; a call that was given up may be repeated, so it is refused, not in doubt.
+fn made<T>(result: Result<T, Cause>, make: impl FnOnce(T) -> (Spec, Receipt)) -> Outcome<Made> {
+    match result {
+        Ok(value) => {
+            let (spec, receipt) = make(value);
+            Outcome::Done(Made {
+                spec: Some(spec),
+                receipt: Some(receipt),
+            })
+        }
+        Err(cause) => Outcome::Refused(cause),
+    }
+}
+
+fn gone(result: Result<(), Cause>) -> Outcome<Made> {
+    match result {
+        Ok(()) => Outcome::Done(Made::default()),
+        Err(cause) => Outcome::Refused(cause),
+    }
+}
+
+/// The failure of a machine in provider-neutral words.
+fn cause(error: MachineError) -> Cause {
+    let message = error.to_string();
+    match error {
+        MachineError::Unreachable { lease, .. } => Cause::new(FailureClass::Unknown, message).hint(
+            format!("see `stageline logs {lease}`; run apply again to go on"),
+        ),
+        MachineError::Refused { hint, .. } => Cause {
+            class: FailureClass::Config,
+            message,
+            hint,
+        },
+    }
+}
+
+fn head(text: &str) -> String {
+    text.chars().take(ANSWER_MAX).collect()
+}

@@ -1,0 +1,371 @@
+//! Doubt about a create, resolved before anything else touches the lease.
+//!
+//! A try that was written down may have made a machine, whatever its answer was. Found: the receipt is recorded and
+//! machines beyond it are released. Absent is proof only after this process itself has watched complete, trusted
+//! listings for the settle horizon. Cannot tell: the try stays open and says so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, Attempt, Generation, LeaseId, Lineage, MachineId, RequestKey};
+use stageline_core::journal::{Launch, Record};
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt};
+use stageline_core::state::OpenAttempt;
+
+use super::step::{Act, Made, Run, Stop};
+use crate::provider::{Machine, MachineStatus, Provider, Traits};
+
+/// A create goes out within this much boot time of its durable start, checked last.
+pub(super) const SEND_WINDOW: Duration = Duration::from_secs(5);
+
+/// Between two listings while something is watched.
+pub(super) const POLL: Duration = Duration::from_millis(500);
+
+/// Listings that may fail in a row before a watch is given up as blind.
+const BLIND_MAX: u32 = 6;
+
+/// For how long listings without a machine must be watched until that proves that no create of ours made one.
+pub(super) fn horizon(traits: &Traits) -> Duration {
+    SEND_WINDOW + traits.request_timeout + traits.visibility_delay + traits.late_commit_window
+}
+
+/// The tries of one lease that are open, by provider.
+pub(super) struct Doubts {
+    pub open: BTreeMap<Attempt, OpenAttempt>,
+    pub lineage: Lineage,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn doubts(&self, lease: &LeaseId, generation: Generation) -> Option<Doubts> {
+        self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
+            let lineage = state.genesis.as_ref()?.lineage;
+            (recorded.generation == generation && !recorded.attempts.is_empty()).then(|| Doubts {
+                open: recorded.attempts.clone(),
+                lineage,
+            })
+        })
+    }
+
+    /// Closes every open try of a lease: at most one machine is kept, by its receipt.
+    pub(super) async fn resolve(&self, act: Act<'a>, lease: &LeaseId) -> Result<(), Stop> {
+        let generation = act.step.generation;
+        while let Some(doubts) = self.doubts(lease, generation) {
+            let (attempt, open) = doubts.open.last_key_value().expect("it is not empty");
+            let launch = &open.launch;
+            let provider = self
+                .effects
+                .providers
+                .get(&launch.provider, &launch.provider_kind)
+                .map_err(Stop::InDoubt)?;
+            let found = self.watch(act, provider, &doubts, *attempt).await?;
+            let held = self.held(lease, generation);
+            match (found, held) {
+                (None, _) => self.close_absent(act, provider, &doubts).await?,
+                (Some(machines), held) => {
+                    let keep = choose(&machines, held.as_ref());
+                    self.adopt(act, lease, &doubts, &machines, keep.as_ref())
+                        .await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches until a machine of this lease is seen, or until absence is proof. None is absence.
+    async fn watch(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        doubts: &Doubts,
+        attempt: Attempt,
+    ) -> Result<Option<Vec<Machine>>, Stop> {
+        let address = &act.step.address;
+        let prefix = RequestKey::prefix(&doubts.lineage, address);
+        let start = self.effects.clock.boottime();
+        let horizon = horizon(provider.traits());
+        let until = self.effects.clock.now()
+            + jiff::SignedDuration::try_from(horizon).unwrap_or(jiff::SignedDuration::ZERO);
+        self.emit(Event::Settling {
+            address: address.clone(),
+            attempt,
+            until,
+        });
+        let mut blind = 0;
+        loop {
+            // Read before the listing: a listing proves something about the time before it only.
+            let watched = self.effects.clock.boottime().saturating_sub(start);
+            match provider.find(&prefix).await {
+                Ok(machines) => {
+                    blind = 0;
+                    let ours = of_generation(machines, act.step.generation);
+                    if !ours.is_empty() {
+                        return Ok(Some(ours));
+                    }
+                    if watched >= horizon {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => {
+                    blind += 1;
+                    if blind > BLIND_MAX {
+                        return Err(self.still_in_doubt(act, error.cause, attempt).await?);
+                    }
+                }
+            }
+            self.pause(POLL).await?;
+        }
+    }
+
+    /// Records once more why a try stays open.
+    async fn still_in_doubt(
+        &self,
+        act: Act<'a>,
+        cause: Cause,
+        attempt: Attempt,
+    ) -> Result<Stop, Stop> {
+        let cause = Cause::new(
+            cause.class,
+            format!(
+                "{}: unresolved, may bill: {}",
+                act.step.address, cause.message
+            ),
+        )
+        .hint("mend access to the provider's account, then run the same command again");
+        let record = Record::InDoubt {
+            address: act.step.address.clone(),
+            generation: act.step.generation,
+            verb: act.step.verb,
+            attempt: Some(attempt),
+            cause: cause.clone(),
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![record]).await?;
+        Ok(Stop::InDoubt(cause))
+    }
+
+    /// No machine of any try at this provider: those tries are closed.
+    async fn close_absent(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        doubts: &Doubts,
+    ) -> Result<(), Stop> {
+        let at = self.effects.clock.now();
+        let here = doubts.open.iter().filter(|(_, open)| {
+            let launch = &open.launch;
+            self.effects
+                .providers
+                .get(&launch.provider, &launch.provider_kind)
+                .is_ok_and(|other| Arc::ptr_eq(other, provider))
+        });
+        let closed: Vec<Attempt> = here.map(|(attempt, _)| *attempt).collect();
+        let address = &act.step.address;
+        let absent = |attempt: &Attempt| Record::Absent {
+            address: address.clone(),
+            generation: act.step.generation,
+            attempt: *attempt,
+            at,
+        };
+        self.journal
+            .append(closed.iter().map(absent).collect())
+            .await?;
+        for attempt in closed {
+            self.emit(Event::AttemptAbsent {
+                address: address.clone(),
+                attempt,
+            });
+        }
+        Ok(())
+    }
+
+    /// Records the kept machine, releases the others by id, and closes what is proven.
+    async fn adopt(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        doubts: &Doubts,
+        machines: &[Machine],
+        keep: Option<&MachineId>,
+    ) -> Result<(), Stop> {
+        let address = &act.step.address;
+        for machine in machines {
+            let kept = Some(&machine.id) == keep;
+            let machine = machine.id.clone();
+            self.emit(Event::MachineFound {
+                address: address.clone(),
+                machine,
+                kept,
+            });
+        }
+        let kept = machines.iter().find(|machine| Some(&machine.id) == keep);
+        let kept_key = kept.and_then(|machine| machine.request_key.as_ref());
+        let launch = kept_key
+            .and_then(|key| doubts.open.get(&key.try_of().1))
+            .map(|open| open.launch.clone());
+        let last = doubts.open.values().last().map(|open| open.launch.clone());
+        let launch = launch.or(last).expect("there is an open try");
+        let provider = self
+            .effects
+            .providers
+            .get(&launch.provider, &launch.provider_kind)
+            .map_err(Stop::InDoubt)?;
+        for extra in machines.iter().filter(|machine| Some(&machine.id) != keep) {
+            self.release_extra(act, provider, &extra.id).await?;
+        }
+        let Some(kept) = kept else { return Ok(()) };
+        if self.held(lease, act.step.generation).is_none() {
+            let receipt = receipt(&launch, kept, self.effects.clock.now());
+            let made = Made {
+                spec: self.spec(address).ok().cloned(),
+                receipt: Some(stageline_core::resource::Receipt::Lease(Box::new(receipt))),
+            };
+            // Beside the plan: the step itself says when it is done.
+            let record = Record::Done {
+                address: address.clone(),
+                generation: act.step.generation,
+                verb: stageline_core::journal::Verb::Acquire,
+                step: None,
+                spec: made.spec.map(Box::new),
+                receipt: made.receipt.map(Box::new),
+                at: self.effects.clock.now(),
+            };
+            self.journal.append(vec![record]).await?;
+            let price_per_hour = kept.price_per_hour;
+            let (lease, machine) = (lease.clone(), kept.id.clone());
+            self.emit(Event::LeaseUp {
+                lease,
+                machine,
+                price_per_hour,
+            });
+        }
+        // Other tries may still appear; they stay open until the horizon has passed without them.
+        self.settle_others(act, provider, doubts).await
+    }
+
+    /// Watches the tries that are still open beside a kept machine; what appears is released.
+    async fn settle_others(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        before: &Doubts,
+    ) -> Result<(), Stop> {
+        let Act { step, .. } = act;
+        let Address::Lease(lease) = &step.address else {
+            return Ok(());
+        };
+        if self.doubts(lease, step.generation).is_none() {
+            return Ok(());
+        }
+        let prefix = RequestKey::prefix(&before.lineage, &step.address);
+        let start = self.effects.clock.boottime();
+        let horizon = horizon(provider.traits());
+        loop {
+            let watched = self.effects.clock.boottime().saturating_sub(start);
+            if let Ok(machines) = provider.find(&prefix).await {
+                let kept = self.held(lease, step.generation).map(|held| held.machine);
+                let extra = of_generation(machines, step.generation);
+                let mut seen = false;
+                for machine in extra
+                    .iter()
+                    .filter(|machine| Some(&machine.id) != kept.as_ref())
+                {
+                    seen = true;
+                    self.release_extra(act, provider, &machine.id).await?;
+                }
+                if !seen && watched >= horizon {
+                    let doubts = self.doubts(lease, step.generation);
+                    return match doubts {
+                        Some(doubts) => self.close_absent(act, provider, &doubts).await,
+                        None => Ok(()),
+                    };
+                }
+            }
+            self.pause(POLL).await?;
+        }
+    }
+
+    /// Ends a machine that is not kept, and proves it.
+    pub(super) async fn release_extra(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        machine: &MachineId,
+    ) -> Result<(), Stop> {
+        self.end_machine(act, provider, machine).await?;
+        let record = Record::ExtraReleased {
+            address: act.step.address.clone(),
+            machine: machine.clone(),
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![record]).await?;
+        let address = act.step.address.clone();
+        self.emit(Event::ExtraReleased {
+            address,
+            machine: machine.clone(),
+        });
+        Ok(())
+    }
+}
+
+/// Machines of this generation and older ones: a newer generation is somebody else's business.
+pub(super) fn of_generation(machines: Vec<Machine>, generation: Generation) -> Vec<Machine> {
+    let ours = |machine: &Machine| {
+        machine
+            .request_key
+            .as_ref()
+            .is_some_and(|key| key.try_of().0 <= generation)
+    };
+    machines.into_iter().filter(ours).collect()
+}
+
+/// Which of several machines is kept: a recorded id wins, then the newest try, then the lowest id. None when all of
+/// them are over: nothing is worth keeping then.
+fn choose(machines: &[Machine], held: Option<&LeaseReceipt>) -> Option<MachineId> {
+    if let Some(held) = held {
+        return Some(held.machine.clone());
+    }
+    let alive = machines.iter().filter(|machine| !is_over(&machine.status));
+    let rank = |machine: &&Machine| {
+        let newest = machine.request_key.as_ref().map(RequestKey::try_of);
+        (std::cmp::Reverse(newest), machine.id.clone())
+    };
+    alive.min_by_key(rank).map(|machine| machine.id.clone())
+}
+
+fn is_over(status: &MachineStatus) -> bool {
+    match status {
+        MachineStatus::Dead(_) | MachineStatus::Ending => true,
+        MachineStatus::Pending(_) | MachineStatus::Running => false,
+    }
+}
+
+/// What is recorded of a machine the moment its id is known.
+pub(super) fn receipt(
+    launch: &Launch,
+    machine: &Machine,
+    now: stageline_core::unit::Timestamp,
+) -> LeaseReceipt {
+    LeaseReceipt {
+        provider: launch.provider.clone(),
+        provider_kind: launch.provider_kind.clone(),
+        offer: launch.offer.clone(),
+        quote: launch.quote.clone(),
+        machine: machine.id.clone(),
+        request_key: machine
+            .request_key
+            .clone()
+            .unwrap_or_else(|| launch.request_key.clone()),
+        price_per_hour: machine.price_per_hour,
+        created_at: now,
+        ready: None,
+    }
+}
+
+/// A watch that cannot go on because the listing cannot be trusted.
+pub(super) fn blind(cause: &Cause) -> Cause {
+    Cause::new(FailureClass::Unknown, cause.message.clone())
+        .hint("mend access to the provider's account, then run the same command again")
+}

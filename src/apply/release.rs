@@ -1,0 +1,248 @@
+//! Ending machines, and proving it by the provider's own listing.
+//!
+//! A release may be repeated freely and needs neither topology nor identity. It is done only when complete, trusted
+//! listings show no machine of this lease and no open try can still make one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, LeaseId, Lineage, MachineId, RequestKey};
+use stageline_core::journal::{Record, Verb};
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome};
+use stageline_core::unit::Millis;
+
+use super::doubt::{POLL, blind, horizon, of_generation};
+use super::step::{Act, Made, Run, Stop, lease_of};
+use crate::provider::{Provider, Released};
+
+/// How long the provider may go on listing a machine that it agreed to end.
+const GONE_WITHIN: Millis = Millis::minutes(10);
+
+/// How long a provider that takes no release is asked again.
+const REFUSED_AFTER: Millis = Millis::minutes(2);
+
+impl<'a> Run<'a> {
+    /// Ends whatever was made for this lease up to this generation.
+    pub(super) async fn release(&self, act: Act<'a>) -> Result<(), Stop> {
+        let lease = lease_of(act.step)?;
+        self.started(act, None).await?;
+        let held = self.held(lease, act.step.generation);
+        let outcome = self.end_all(act, lease, held.as_ref()).await?;
+        let done = matches!(outcome, Outcome::Done(_));
+        self.outcome(act, None, outcome).await?;
+        if done {
+            let machine = held.map(|held| held.machine);
+            self.emit(Event::LeaseEnded {
+                lease: lease.clone(),
+                machine,
+            });
+        }
+        Ok(())
+    }
+
+    /// The one compensation that there is: a lease that never became ready is ended.
+    pub(super) async fn end_lease(&self, act: Act<'a>, lease: &LeaseId) -> Result<(), Stop> {
+        let held = self.held(lease, act.step.generation);
+        let outcome = self.end_all(act, lease, held.as_ref()).await?;
+        let (address, generation) = (act.step.address.clone(), act.step.generation);
+        let at = self.effects.clock.now();
+        let verb = Verb::Release;
+        let record = match outcome {
+            Outcome::Done(_) => Record::Done {
+                address,
+                generation,
+                verb,
+                step: None,
+                spec: None,
+                receipt: None,
+                at,
+            },
+            Outcome::Refused(cause) | Outcome::InDoubt(cause) => Record::InDoubt {
+                address,
+                generation,
+                verb,
+                attempt: None,
+                cause,
+                at,
+            },
+        };
+        let done = matches!(record, Record::Done { .. });
+        self.journal.append(vec![record]).await?;
+        if done {
+            let machine = held.map(|held| held.machine);
+            self.emit(Event::LeaseEnded {
+                lease: lease.clone(),
+                machine,
+            });
+        }
+        Ok(())
+    }
+
+    async fn end_all(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        held: Option<&LeaseReceipt>,
+    ) -> Result<Outcome<Made>, Stop> {
+        let providers = match self.sellers(lease, held) {
+            Ok(providers) => providers,
+            Err(cause) => return Ok(Outcome::InDoubt(cause)),
+        };
+        let lineage = self.state(|state| state.genesis.as_ref().map(|genesis| genesis.lineage));
+        let Some(lineage) = lineage else {
+            return Ok(Outcome::Done(Made::default()));
+        };
+        for provider in providers {
+            let mine = held.filter(|held| held.provider_kind == provider.kind());
+            if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
+                return Ok(Outcome::InDoubt(cause));
+            }
+        }
+        Ok(Outcome::Done(Made::default()))
+    }
+
+    /// Every provider that may have a machine of this lease.
+    fn sellers(
+        &self,
+        lease: &LeaseId,
+        held: Option<&LeaseReceipt>,
+    ) -> Result<Vec<Arc<dyn Provider>>, Cause> {
+        let mut sellers: Vec<(stageline_core::id::Name, String)> = self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()));
+            let open = recorded
+                .into_iter()
+                .flat_map(|recorded| recorded.attempts.values());
+            open.map(|open| {
+                (
+                    open.launch.provider.clone(),
+                    open.launch.provider_kind.clone(),
+                )
+            })
+            .collect()
+        });
+        sellers.extend(held.map(|held| (held.provider.clone(), held.provider_kind.clone())));
+        sellers.sort();
+        sellers.dedup();
+        let get = |(name, kind): &(_, String)| self.effects.providers.get(name, kind).cloned();
+        sellers.iter().map(get).collect()
+    }
+
+    /// Ends what one provider has of this lease. A cause is what is still in the way.
+    async fn end_at(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        provider: &Arc<dyn Provider>,
+        held: Option<&LeaseReceipt>,
+        lineage: &Lineage,
+    ) -> Result<Option<Cause>, Stop> {
+        let address = Address::Lease(lease.clone());
+        let prefix = RequestKey::prefix(lineage, &address);
+        let start = self.effects.clock.boottime();
+        let doubts = self.doubts(lease, act.step.generation).is_some();
+        let quiet = if doubts {
+            horizon(provider.traits())
+        } else {
+            self.unlisted(provider, held)
+        };
+        let mut known = held.map(|held| held.machine.clone());
+        let mut told = Duration::from_secs(1);
+        loop {
+            let watched = self.effects.clock.boottime().saturating_sub(start);
+            let mut trouble = None;
+            if let Some(machine) = &known {
+                match provider.release(machine).await {
+                    Ok(Released::Accepted | Released::Unknown) => known = None,
+                    Err(cause) => trouble = Some(cause),
+                }
+            }
+            match provider.find(&prefix).await {
+                Err(error) => trouble = Some(blind(&error.cause)),
+                Ok(machines) => {
+                    let left = of_generation(machines, act.step.generation);
+                    if left.is_empty() && trouble.is_none() && watched >= quiet {
+                        return Ok(None);
+                    }
+                    for machine in &left {
+                        if let Err(cause) = provider.release(&machine.id).await {
+                            trouble = Some(cause);
+                        }
+                    }
+                }
+            }
+            let limit = if trouble.is_some() {
+                REFUSED_AFTER
+            } else {
+                GONE_WITHIN
+            };
+            if watched >= limit.duration() + quiet {
+                return Ok(Some(survives(lease, provider.kind(), trouble)));
+            }
+            if watched >= told {
+                told = watched + Duration::from_secs(1);
+                self.emit(Event::Waiting {
+                    address: address.clone(),
+                    verb: act.step.verb,
+                    what: trouble.map_or_else(
+                        || "the provider's listing still has to prove it gone".to_owned(),
+                        |cause| cause.message,
+                    ),
+                    waited: self.since(start),
+                });
+            }
+            self.pause(POLL).await?;
+        }
+    }
+
+    /// How long absence from listings proves nothing, because the machine may be too young to be listed.
+    fn unlisted(&self, provider: &Arc<dyn Provider>, held: Option<&LeaseReceipt>) -> Duration {
+        let Some(held) = held else {
+            return Duration::ZERO;
+        };
+        let age = self.effects.clock.now().duration_since(held.created_at);
+        let age = Duration::try_from(age).unwrap_or_default();
+        provider.traits().visibility_delay.saturating_sub(age)
+    }
+
+    /// Ends one machine by id and waits until the listing has it no more.
+    pub(super) async fn end_machine(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        machine: &MachineId,
+    ) -> Result<(), Stop> {
+        let start = self.effects.clock.boottime();
+        loop {
+            let trouble = match provider.release(machine).await {
+                Ok(Released::Accepted | Released::Unknown) => match provider.list().await {
+                    Ok(machines) if machines.iter().all(|other| other.id != *machine) => {
+                        return Ok(());
+                    }
+                    Ok(_) => None,
+                    Err(error) => Some(error.cause),
+                },
+                Err(cause) => Some(cause),
+            };
+            let limit = if trouble.is_some() {
+                REFUSED_AFTER
+            } else {
+                GONE_WITHIN
+            };
+            if self.since(start) >= limit {
+                let lease = lease_of(act.step)?;
+                return Err(Stop::InDoubt(survives(lease, provider.kind(), trouble)));
+            }
+            self.pause(POLL).await?;
+        }
+    }
+}
+
+fn survives(lease: &LeaseId, kind: &str, trouble: Option<Cause>) -> Cause {
+    let why = trouble.map_or_else(|| "it is still listed".to_owned(), |cause| cause.message);
+    Cause::new(
+        FailureClass::Unknown,
+        format!("{lease} could not be proven gone at provider kind `{kind}`, it may still cost money: {why}"),
+    )
+    .hint("run the same command again; look into the provider's own console if this stays")
+}

@@ -1,0 +1,262 @@
+//! The scheduler: which step may run now, how many at once, and when to stop.
+//!
+//! One loop owns all running steps. A step starts when every step that it waits for is done; a failed step blocks what
+//! waits for it and nothing else.
+
+use std::cell::Cell;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use stageline_core::event::Event;
+use stageline_core::id::Address;
+use stageline_core::journal::Verb;
+use stageline_core::plan::{Plan, StepId};
+use stageline_core::unit::MicroDollars;
+
+use super::step::{Act, Made, Run, Stop};
+use super::{Effects, Failed, Options, Summary};
+use crate::store::Journal;
+
+/// Carries a plan out, as far as it goes. The journal's run has been begun for this plan; it is not ended here.
+pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Options) -> Summary {
+    let run = Run {
+        plan,
+        changes: plan
+            .changes
+            .iter()
+            .map(|change| (&change.address, change))
+            .collect(),
+        journal,
+        effects,
+        options,
+        reserving: Cell::new(MicroDollars::ZERO),
+    };
+    let done = journal.with_state(|state| {
+        state
+            .run
+            .as_ref()
+            .map(|run| run.steps_done.clone())
+            .unwrap_or_default()
+    });
+    let mut board = Board::new(plan, &done);
+    let mut running = FuturesUnordered::new();
+    let mut deadline = None;
+    loop {
+        while !board.halted && running.len() < options.parallelism.max(1) {
+            let Some(id) = board.ready.pop_front() else {
+                break;
+            };
+            running.push(attend(&run, id));
+        }
+        if running.is_empty() {
+            break;
+        }
+        tokio::select! {
+            biased;
+            Some((id, result)) = running.next() => board.settle(plan, id, result),
+            () = options.interrupt.cancelled(), if deadline.is_none() => {
+                board.interrupt();
+                deadline = Some(effects.clock.boottime() + options.grace.duration());
+            }
+            () = until(effects, deadline), if deadline.is_some() => break,
+        }
+    }
+    drop(running);
+    board.summary(plan)
+}
+
+/// Runs one step and says how long it took.
+async fn attend(run: &Run<'_>, id: StepId) -> (StepId, Result<(), Stop>) {
+    let act = Act {
+        id,
+        step: &run.plan.steps[id.0 as usize],
+    };
+    let start = run.effects.clock.boottime();
+    let result = perform(run, act).await;
+    let (address, generation, verb) =
+        (act.step.address.clone(), act.step.generation, act.step.verb);
+    match &result {
+        Ok(()) => run.emit(Event::StepDone {
+            address,
+            generation,
+            verb,
+            took: run.since(start),
+        }),
+        Err(Stop::Refused(cause)) => {
+            let cause = cause.clone();
+            run.emit(Event::StepRefused {
+                address,
+                generation,
+                verb,
+                cause,
+                goes_on: false,
+            });
+        }
+        Err(Stop::InDoubt(cause)) => {
+            run.emit(Event::StepInDoubt {
+                address,
+                generation,
+                verb,
+                cause: cause.clone(),
+            });
+        }
+        Err(Stop::Interrupted | Stop::Journal(_)) => {}
+    }
+    (id, result)
+}
+
+/// One arm for each kind of step.
+async fn perform(run: &Run<'_>, act: Act<'_>) -> Result<(), Stop> {
+    match act.step.verb {
+        Verb::Acquire => run.acquire(act).await,
+        Verb::Await => run.await_ready(act).await,
+        Verb::Release => run.release(act).await,
+        Verb::Deliver => run.deliver(act).await,
+        Verb::Start => run.start_stage(act).await,
+        Verb::Stop => run.stop_stage(act).await,
+        Verb::Check => run.check(act).await,
+        Verb::Expose => run.expose(act).await,
+        Verb::Unexpose => run.unexpose(act).await,
+        Verb::Forget => run.done(act, Made::default()).await,
+        Verb::Record => {
+            let spec = run.spec(&act.step.address)?.clone();
+            run.done(
+                act,
+                Made {
+                    spec: Some(spec),
+                    receipt: None,
+                },
+            )
+            .await
+        }
+    }
+}
+
+async fn until(effects: &Effects, deadline: Option<Duration>) {
+    let left = deadline
+        .unwrap_or_default()
+        .saturating_sub(effects.clock.boottime());
+    effects.clock.sleep(left).await;
+}
+
+/// What is known of every step.
+struct Board {
+    /// Steps that nothing stands before.
+    ready: VecDeque<StepId>,
+    /// How many steps each one still waits for.
+    waits: Vec<u32>,
+    /// Who waits for each one.
+    dependents: Vec<Vec<StepId>>,
+    /// The resource that blocks each step, once one does.
+    blocked: Vec<Option<Address>>,
+    /// Steps that ended, one way or the other.
+    ended: Vec<bool>,
+    /// No new step is started.
+    halted: bool,
+    summary: Summary,
+}
+
+impl Board {
+    fn new(plan: &Plan, done: &BTreeSet<StepId>) -> Self {
+        let count = plan.steps.len();
+        let mut board = Self {
+            ready: VecDeque::new(),
+            waits: vec![0; count],
+            dependents: vec![Vec::new(); count],
+            blocked: vec![None; count],
+            ended: vec![false; count],
+            halted: false,
+            summary: Summary::default(),
+        };
+        for (i, step) in plan.steps.iter().enumerate() {
+            let id = StepId(u32::try_from(i).expect("a plan has fewer than 2^32 steps"));
+            if done.contains(&id) {
+                board.ended[i] = true;
+                board.summary.done += 1;
+                continue;
+            }
+            let open = step.after.iter().filter(|before| !done.contains(before));
+            for before in open {
+                board.waits[i] += 1;
+                board.dependents[before.0 as usize].push(id);
+            }
+            if board.waits[i] == 0 {
+                board.ready.push_back(id);
+            }
+        }
+        board
+    }
+
+    fn settle(&mut self, plan: &Plan, id: StepId, result: Result<(), Stop>) {
+        let i = id.0 as usize;
+        self.ended[i] = true;
+        let step = &plan.steps[i];
+        let (cause, in_doubt) = match result {
+            Ok(()) => {
+                self.summary.done += 1;
+                self.release_dependents(i);
+                return;
+            }
+            Err(Stop::Interrupted) => {
+                self.ended[i] = false;
+                return self.interrupt();
+            }
+            Err(Stop::Journal(error)) => {
+                self.halted = true;
+                self.ended[i] = false;
+                self.summary.journal.get_or_insert(error);
+                return;
+            }
+            Err(Stop::Refused(cause)) => (cause, false),
+            Err(Stop::InDoubt(cause)) => (cause, true),
+        };
+        self.block_dependents(i, &step.address);
+        let (address, verb) = (step.address.clone(), step.verb);
+        self.summary.failed.push(Failed {
+            address,
+            verb,
+            cause,
+            in_doubt,
+        });
+    }
+
+    fn release_dependents(&mut self, i: usize) {
+        for id in std::mem::take(&mut self.dependents[i]) {
+            let waits = &mut self.waits[id.0 as usize];
+            *waits -= 1;
+            if *waits == 0 {
+                self.ready.push_back(id);
+            }
+        }
+    }
+
+    fn block_dependents(&mut self, i: usize, by: &Address) {
+        let mut next = std::mem::take(&mut self.dependents[i]);
+        while let Some(id) = next.pop() {
+            let i = id.0 as usize;
+            if self.blocked[i].is_none() {
+                self.blocked[i] = Some(by.clone());
+                next.append(&mut self.dependents[i]);
+            }
+        }
+    }
+
+    fn interrupt(&mut self) {
+        self.halted = true;
+        self.summary.interrupted = true;
+    }
+
+    fn summary(mut self, plan: &Plan) -> Summary {
+        for (i, step) in plan.steps.iter().enumerate() {
+            if !self.ended[i] {
+                let by = self.blocked[i].take();
+                self.summary
+                    .blocked
+                    .push((step.address.clone(), step.verb, by));
+            }
+        }
+        self.summary
+    }
+}

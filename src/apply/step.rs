@@ -1,0 +1,242 @@
+//! The step protocol, written once: intention, call, outcome.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, Attempt, Generation, JournalNumber, LeaseId};
+use stageline_core::journal::{Launch, Record};
+use stageline_core::plan::{Change, Plan, Step, StepId};
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome, Receipt, Spec};
+use stageline_core::state::State;
+use stageline_core::unit::{MicroDollars, Millis};
+
+use super::{Effects, Keys, Options};
+use crate::machine::Target;
+use crate::store::{AppendError, Journal};
+
+/// Why a step ends without being done.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// It did nothing, for certain. Already recorded.
+    Refused(Cause),
+    /// It may have acted. Already recorded.
+    InDoubt(Cause),
+    /// The user interrupted.
+    Interrupted,
+    /// The journal could not be written.
+    Journal(AppendError),
+}
+
+impl From<AppendError> for Stop {
+    fn from(error: AppendError) -> Self {
+        Self::Journal(error)
+    }
+}
+
+/// What a call made.
+#[derive(Default)]
+pub(super) struct Made {
+    /// What the resource should be from now on.
+    pub spec: Option<Spec>,
+    /// What was made.
+    pub receipt: Option<Receipt>,
+}
+
+/// Everything that the arms share.
+pub(super) struct Run<'a> {
+    pub plan: &'a Plan,
+    pub changes: BTreeMap<&'a Address, &'a Change>,
+    pub journal: &'a Journal,
+    pub effects: &'a Effects,
+    pub options: &'a Options,
+    /// Reservations of launches that are being appended and are not in the state yet.
+    pub reserving: Cell<MicroDollars>,
+}
+
+/// One step under way.
+#[derive(Clone, Copy)]
+pub(super) struct Act<'a> {
+    pub id: StepId,
+    pub step: &'a Step,
+}
+
+impl<'a> Run<'a> {
+    /// The protocol for steps whose call may be repeated: started, call, outcome.
+    pub async fn protocol<F>(
+        &self,
+        act: Act<'a>,
+        call: impl FnOnce(JournalNumber) -> F,
+    ) -> Result<(), Stop>
+    where
+        F: Future<Output = Result<Outcome<Made>, Stop>>,
+    {
+        let number = self.started(act, None).await?;
+        let outcome = call(number).await?;
+        self.outcome(act, None, outcome).await
+    }
+
+    /// Writes the intention down. Returns when it is durable.
+    pub async fn started(
+        &self,
+        act: Act<'a>,
+        launch: Option<Launch>,
+    ) -> Result<JournalNumber, Stop> {
+        let record = Record::Started {
+            address: act.step.address.clone(),
+            generation: act.step.generation,
+            verb: act.step.verb,
+            launch,
+            at: self.effects.clock.now(),
+        };
+        let number = self.journal.append(vec![record]).await?;
+        self.emit(Event::StepStarted {
+            address: act.step.address.clone(),
+            generation: act.step.generation,
+            verb: act.step.verb,
+        });
+        Ok(number)
+    }
+
+    /// Writes the outcome down. Returns when it is durable; only then may a dependent start.
+    pub async fn outcome(
+        &self,
+        act: Act<'a>,
+        attempt: Option<Attempt>,
+        outcome: Outcome<Made>,
+    ) -> Result<(), Stop> {
+        let (address, generation, verb) =
+            (act.step.address.clone(), act.step.generation, act.step.verb);
+        let at = self.effects.clock.now();
+        match outcome {
+            Outcome::Done(made) => {
+                let spec = made.spec.map(Box::new);
+                let receipt = made.receipt.map(Box::new);
+                let step = Some(act.id);
+                let done = Record::Done {
+                    address,
+                    generation,
+                    verb,
+                    step,
+                    spec,
+                    receipt,
+                    at,
+                };
+                self.journal.append(vec![done]).await?;
+                Ok(())
+            }
+            Outcome::Refused(cause) => {
+                let refused = Record::Refused {
+                    address,
+                    generation,
+                    verb,
+                    attempt,
+                    cause: cause.clone(),
+                    at,
+                };
+                self.journal.append(vec![refused]).await?;
+                Err(Stop::Refused(cause))
+            }
+            Outcome::InDoubt(cause) => {
+                let doubt = Record::InDoubt {
+                    address,
+                    generation,
+                    verb,
+                    attempt,
+                    cause: cause.clone(),
+                    at,
+                };
+                self.journal.append(vec![doubt]).await?;
+                Err(Stop::InDoubt(cause))
+            }
+        }
+    }
+
+    /// Says that a step is done without a call, because there is none to make or its work is found done.
+    pub async fn done(&self, act: Act<'a>, made: Made) -> Result<(), Stop> {
+        self.outcome(act, None, Outcome::Done(made)).await
+    }
+
+    /// What the plan wants the resource to be.
+    pub fn spec(&self, address: &Address) -> Result<&'a Spec, Stop> {
+        let change = self
+            .changes
+            .get(address)
+            .and_then(|change| change.spec.as_ref());
+        change.ok_or_else(|| Stop::Refused(broken(format!("the plan has no spec for {address}"))))
+    }
+
+    pub fn state<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        self.journal.with_state(look)
+    }
+
+    pub fn emit(&self, event: Event) {
+        (self.effects.events)(event);
+    }
+
+    /// A pause that the first Ctrl-C cuts.
+    pub async fn pause(&self, span: Duration) -> Result<(), Stop> {
+        tokio::select! {
+            biased;
+            () = self.options.interrupt.cancelled() => Err(Stop::Interrupted),
+            () = self.effects.clock.sleep(span) => Ok(()),
+        }
+    }
+
+    pub fn keys(&self) -> Result<&dyn Keys, Cause> {
+        self.effects.keys.as_deref().ok_or_else(|| {
+            Cause::new(
+                FailureClass::Auth,
+                "this step needs the operator's identity",
+            )
+            .hint("bring identity.key into the state folder, or set STAGELINE_IDENTITY")
+        })
+    }
+
+    /// How the agent of a ready machine is reached.
+    pub fn target(&self, lease: &LeaseId) -> Result<Target, Cause> {
+        let ready = self.state(|state| state.lease(lease).and_then(|held| held.ready.clone()));
+        ready
+            .map(|ready| Target {
+                lease: lease.clone(),
+                endpoint: ready.endpoint,
+                contact: ready.contact,
+            })
+            .ok_or_else(|| broken(format!("{lease} is not ready")))
+    }
+
+    /// The recorded machine of this generation.
+    pub fn held(&self, lease: &LeaseId, generation: Generation) -> Option<LeaseReceipt> {
+        self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
+            let held = state.lease(lease)?;
+            (recorded.generation == generation).then(|| held.clone())
+        })
+    }
+
+    /// Milliseconds of boot time since then.
+    pub fn since(&self, start: Duration) -> Millis {
+        let passed = self.effects.clock.boottime().saturating_sub(start);
+        Millis(u64::try_from(passed.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// A plan or a state that contradicts itself: a fault of ours.
+pub(super) fn broken(message: String) -> Cause {
+    Cause::new(FailureClass::Unknown, message).hint("please report this; nothing was sent")
+}
+
+/// The lease that a step is about.
+pub(super) fn lease_of(step: &Step) -> Result<&LeaseId, Stop> {
+    match &step.address {
+        Address::Lease(lease) | Address::Delivery(lease) => Ok(lease),
+        Address::Bundle(_) | Address::Stage(_) | Address::Pipeline(_) | Address::Exposure(_) => {
+            Err(Stop::Refused(broken(format!(
+                "{} is no lease",
+                step.address
+            ))))
+        }
+    }
+}

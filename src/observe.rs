@@ -1,0 +1,228 @@
+//! Asks what exists: a dated and possibly partial answer.
+//!
+//! Not knowing is an answer of its own and never the same as absence. Nothing is changed here, nothing is written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream;
+use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
+use stageline_core::offer::Requirement;
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Spec};
+use stageline_core::state::{
+    Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen, State,
+};
+
+use crate::ambient::Clock;
+use crate::apply::Providers;
+use crate::machine::{AgentStatus, Machines, Target, WorkerState};
+use crate::provider::{Blind, Machine, MachineStatus, Provider};
+
+/// Agents that are asked at once.
+const AGENTS_AT_ONCE: usize = 64;
+
+/// How long one agent may take to answer before it is unknown.
+const AGENT_ANSWERS_WITHIN: Duration = Duration::from_secs(4);
+
+/// What every provider lists, and what every agent that should be up says. Without `machines` no agent is asked.
+pub async fn look(
+    state: &State,
+    providers: &Providers,
+    machines: Option<&dyn Machines>,
+    clock: &dyn Clock,
+) -> Observed {
+    let mut observed = Observed {
+        at: Some(clock.now()),
+        ..Observed::default()
+    };
+    let listings = list(state, providers).await;
+    for (address, _) in state.existing() {
+        let Address::Lease(lease) = address else {
+            continue;
+        };
+        let Some(held) = state.lease(lease) else {
+            continue;
+        };
+        let listing = &listings[&(held.provider.clone(), held.provider_kind.clone())];
+        observed.leases.insert(lease.clone(), seen(listing, held));
+    }
+    if let Some(machines) = machines {
+        observed.agents = ask_agents(state, &observed, machines, clock).await;
+    }
+    observed
+}
+
+type Listings = BTreeMap<(Name, String), Result<BTreeMap<MachineId, Machine>, Cause>>;
+
+/// One listing for each provider that recorded leases come from.
+async fn list(state: &State, providers: &Providers) -> Listings {
+    let mut sellers: Vec<(Name, String)> = state
+        .existing()
+        .filter_map(|(address, _)| address.lease().and_then(|lease| state.lease(lease)))
+        .map(|held| (held.provider.clone(), held.provider_kind.clone()))
+        .collect();
+    sellers.sort();
+    sellers.dedup();
+    let asked = sellers.into_iter().map(|(name, kind)| async {
+        let listing = match providers.get(&name, &kind) {
+            Ok(provider) => provider.list().await.map_err(|blind| blind.cause),
+            Err(cause) => Err(cause),
+        };
+        let by_id = listing.map(|machines| {
+            machines
+                .into_iter()
+                .map(|machine| (machine.id.clone(), machine))
+                .collect()
+        });
+        ((name, kind), by_id)
+    });
+    futures::future::join_all(asked).await.into_iter().collect()
+}
+
+fn seen(
+    listing: &Result<BTreeMap<MachineId, Machine>, Cause>,
+    held: &LeaseReceipt,
+) -> Seen<ObservedLease> {
+    match listing {
+        Err(cause) => Seen::Unknown(cause.clone()),
+        Ok(machines) => match machines.get(&held.machine) {
+            None => Seen::Gone,
+            Some(machine) => Seen::There(ObservedLease {
+                dead: match &machine.status {
+                    MachineStatus::Dead(why) => Some(why.clone()),
+                    MachineStatus::Ending => Some("it is being ended".to_owned()),
+                    MachineStatus::Pending(_) | MachineStatus::Running => None,
+                },
+                price_per_hour: machine.price_per_hour,
+            }),
+        },
+    }
+}
+
+async fn ask_agents(
+    state: &State,
+    observed: &Observed,
+    machines: &dyn Machines,
+    clock: &dyn Clock,
+) -> BTreeMap<LeaseId, Seen<ObservedAgent>> {
+    let up = observed
+        .leases
+        .iter()
+        .filter_map(|(lease, seen)| match seen {
+            Seen::There(there) if there.dead.is_none() => target(state, lease),
+            Seen::There(_) | Seen::Gone | Seen::Unknown(_) => None,
+        });
+    let asked = up.map(|target| async move {
+        let answer = tokio::select! {
+            biased;
+            answer = machines.status(&target) => answer.map_err(|error| error.to_string()),
+            () = clock.sleep(AGENT_ANSWERS_WITHIN) => {
+                Err(format!("{}: its agent does not answer", target.lease))
+            }
+        };
+        let seen = match answer {
+            Ok(status) => Seen::There(agent(state, &target.lease, &status)),
+            Err(message) => Seen::Unknown(Cause::new(FailureClass::Unknown, message)),
+        };
+        (target.lease, seen)
+    });
+    stream::iter(asked)
+        .buffer_unordered(AGENTS_AT_ONCE)
+        .collect()
+        .await
+}
+
+/// How the agent of a recorded machine is reached; none before it was ready.
+pub fn target(state: &State, lease: &LeaseId) -> Option<Target> {
+    let ready = state.lease(lease)?.ready.as_ref()?;
+    Some(Target {
+        lease: lease.clone(),
+        endpoint: ready.endpoint,
+        contact: ready.contact.clone(),
+    })
+}
+
+/// An agent's answer in the planner's words.
+fn agent(state: &State, lease: &LeaseId, status: &AgentStatus) -> ObservedAgent {
+    let recorded = state.resources.get(&Address::Delivery(lease.clone()));
+    let stages = status.stages.iter().map(|(stage, status)| {
+        let failed = match &status.worker {
+            WorkerState::Failed { why } => Some(why.clone()),
+            WorkerState::Loading { .. }
+            | WorkerState::Ready { .. }
+            | WorkerState::Restarting { .. } => None,
+        };
+        (
+            stage.clone(),
+            ObservedStage {
+                spec: status.spec,
+                failed,
+            },
+        )
+    });
+    let exposures = status
+        .exposures
+        .iter()
+        .map(|(name, (spec, _))| (name.clone(), *spec));
+    ObservedAgent {
+        delivery: recorded.and_then(|recorded| delivered(recorded, status)),
+        stages: stages.collect(),
+        exposures: exposures.collect(),
+    }
+}
+
+/// The digest of the recorded delivery, when the agent has every share of it.
+fn delivered(recorded: &Recorded, status: &AgentStatus) -> Option<stageline_core::id::Fingerprint> {
+    let spec = recorded.spec.as_ref()?;
+    let Spec::Delivery(delivery) = spec else {
+        return None;
+    };
+    let whole = delivery
+        .pipelines
+        .keys()
+        .all(|name| status.deliveries.contains_key(name));
+    whole.then(|| spec.fingerprint())
+}
+
+/// What can be rented now, one answer for each declared provider.
+pub async fn quotes(
+    providers: &[(Name, Arc<dyn Provider>)],
+) -> BTreeMap<Name, Result<Vec<stageline_core::offer::Quote>, Blind>> {
+    let any = Requirement::default();
+    let asked = providers.iter().map(|(name, provider)| {
+        let any = &any;
+        async move { (name.clone(), provider.search(any).await) }
+    });
+    futures::future::join_all(asked).await.into_iter().collect()
+}
+
+/// A machine with our mark that is left at a provider.
+#[derive(Clone, Debug)]
+pub struct Survivor {
+    /// Where.
+    pub kind: &'static str,
+    /// What.
+    pub machine: Machine,
+}
+
+/// An independent listing: every machine of this state's lineage at every provider that can be asked.
+///
+/// # Errors
+/// The first [`Blind`] answer: what cannot be seen is not gone.
+pub async fn survivors(state: &State, providers: &Providers) -> Result<Vec<Survivor>, Blind> {
+    let Some(genesis) = &state.genesis else {
+        return Ok(Vec::new());
+    };
+    let mark = RequestKey::mark(&genesis.lineage);
+    let mut left = Vec::new();
+    for provider in providers.all() {
+        let kind = provider.kind();
+        let found = provider.find(&mark).await?;
+        left.extend(found.into_iter().map(|machine| Survivor { kind, machine }));
+    }
+    left.sort_by(|a, b| a.machine.id.cmp(&b.machine.id));
+    left.dedup_by(|a, b| a.kind == b.kind && a.machine.id == b.machine.id);
+    Ok(left)
+}
