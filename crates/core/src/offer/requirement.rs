@@ -222,7 +222,18 @@ impl Field {
         match self {
             Self::Vram => 7,
             Self::Memory => 5,
-            _ => 0,
+            Self::Gpu
+            | Self::Gpus
+            | Self::Cpus
+            | Self::Disk
+            | Self::Arch
+            | Self::Os
+            | Self::Region
+            | Self::Cuda
+            | Self::Driver
+            | Self::Tools
+            | Self::Spot
+            | Self::Provider(_) => 0,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::convert::{self, Declared};
 use super::keys::{Kind, ROOT, TableDef};
 use super::read::{Field, Fields, Reader};
-use super::value::{At, Table, Value};
+use super::value::{At, Entry, Table, Value};
 use super::{
     Check, Exposure, Fetch, Lease, Limits, Model, ModelSource, Offer, Provider, ProviderKind,
     Relay, Serve, Topology, Via,
@@ -420,15 +420,12 @@ fn same_listener(root: &Fields<'_>, exposures: &BTreeMap<Name, Exposure>) {
             continue;
         }
         if let Some(first) = seen.insert(*listen, name) {
-            let at = tables.entries.get(name.as_str()).map_or(root.at, |entry| {
-                match &entry.node.value {
-                    Value::Table(table) => table
-                        .entries
-                        .get("listen")
-                        .map_or(entry.key_at, |listen| listen.node.at),
-                    _ => entry.key_at,
-                }
-            });
+            let listen_of = |entry: &Entry| {
+                let listen = entry.node.value.table()?.entries.get("listen");
+                listen.map(|listen| listen.node.at)
+            };
+            let at = tables.entries.get(name.as_str()).and_then(listen_of);
+            let at = at.unwrap_or(root.at);
             let message =
                 format!("`exposure.{name}` and `exposure.{first}` both listen on {listen}");
             root.fault(

@@ -1,16 +1,20 @@
 //! One function for each kind of value: from a field to a type with its unit, or a diagnostic.
 
+mod environment;
+
+pub(super) use environment::{env, secret, secret_env};
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use super::Layers;
 use super::keys::{Key, Kind};
 use super::read::{Field, names_of};
 use super::value::Value;
-use super::{Layers, SecretRef};
-use crate::diagnostic::{Diagnostic, shown, suggestion};
+use crate::diagnostic::{shown, suggestion};
 use crate::id::{Name, Sha256};
 use crate::unit::{MicroDollars, Millis};
 
@@ -56,10 +60,12 @@ pub(super) fn text(field: Field<'_>) -> Option<String> {
 }
 
 pub(super) fn boolean(field: Field<'_>) -> Option<bool> {
-    let value = match &field.node.value {
-        Value::Bool(value) => Some(*value),
-        Value::Untyped(text) => text.parse().ok(),
-        _ => None,
+    let value = if let Value::Bool(value) = field.node.value {
+        Some(value)
+    } else if let Value::Untyped(text) = &field.node.value {
+        text.parse().ok()
+    } else {
+        None
     };
     if value.is_none() {
         field.wrong("`true` or `false`");
@@ -71,14 +77,14 @@ pub(super) fn integer(field: Field<'_>) -> Option<u32> {
     let Kind::Integer { min, max } = field.key.kind else {
         unreachable_kind(field.key)
     };
-    let digits = match &field.node.value {
-        Value::Integer(digits) => digits,
-        Value::Untyped(text) if text.parse::<i64>().is_ok() => text,
-        _ => {
-            field.wrong("a whole number");
-            return None;
-        }
+    let (Value::Integer(digits) | Value::Untyped(digits)) = &field.node.value else {
+        field.wrong("a whole number");
+        return None;
     };
+    if digits.parse::<i128>().is_err() && matches!(field.node.value, Value::Untyped(_)) {
+        field.wrong("a whole number");
+        return None;
+    }
     let number = digits.parse().ok().filter(|n| (min..=max).contains(n));
     if number.is_none() {
         let hint = match field.key.name {
@@ -431,128 +437,6 @@ pub(super) fn url(field: Field<'_>) -> Option<String> {
 
 pub(super) fn sha256(field: Field<'_>) -> Option<Sha256> {
     parsed(field)
-}
-
-/// A secret by reference. A plain string is refused and not repeated.
-pub(super) fn secret(field: Field<'_>) -> Option<SecretRef> {
-    const HINT: &str = "give it by reference: { env = \"NAME\" }, { file = \"path\" } or { command = [\"program\"] }";
-    let name = field.label;
-    let table = match &field.node.value {
-        Value::Secret(secret) => return Some(secret.clone()),
-        Value::Faulty => return None,
-        Value::Text(_) | Value::Untyped(_) => {
-            let message = format!("`{name}` is a secret and stands here as plain text");
-            field.fault("topology/plain-secret", message, Some(HINT.to_owned()));
-            return None;
-        }
-        Value::Table(table) => table,
-        _ => {
-            field.wrong("a secret by reference");
-            return None;
-        }
-    };
-    let mut given = table.entries.iter();
-    let (Some((way, entry)), None) = (given.next(), given.next()) else {
-        field.fault(
-            "topology/conflict",
-            format!("`{name}` must have one of `env`, `file` and `command`"),
-            Some(HINT.to_owned()),
-        );
-        return None;
-    };
-    let inner = Field {
-        node: &entry.node,
-        ..field
-    };
-    match way.as_str() {
-        "env" => {
-            let variable = inner.text()?;
-            if !is_env_name(variable) {
-                inner.bad(
-                    format!(
-                        "`{}` is not the name of an environment variable",
-                        shown(variable)
-                    ),
-                    None,
-                );
-                return None;
-            }
-            Some(SecretRef::Env(variable.to_owned()))
-        }
-        "file" => file(inner).map(SecretRef::File),
-        "command" => argv(inner).map(SecretRef::Command),
-        other => {
-            let message = format!("a secret has no key `{}`", shown(other));
-            field.reader.report(
-                entry.key_at,
-                Diagnostic::error("topology/unknown-key", message)
-                    .hint(suggestion(other, &["env", "file", "command"])),
-            );
-            None
-        }
-    }
-}
-
-pub(super) fn env(field: Field<'_>) -> Option<BTreeMap<String, String>> {
-    env_table(field, text)
-}
-
-pub(super) fn secret_env(field: Field<'_>) -> Option<BTreeMap<String, SecretRef>> {
-    env_table(field, secret)
-}
-
-fn env_table<T>(
-    field: Field<'_>,
-    convert: impl Fn(Field<'_>) -> Option<T>,
-) -> Option<BTreeMap<String, T>> {
-    let table = field.entries()?;
-    if !bounded(field, table.entries.len()) {
-        return None;
-    }
-    let mut read = BTreeMap::new();
-    for (name, entry) in &table.entries {
-        if let Some((message, hint)) = bad_env_name(name) {
-            field.reader.report(
-                entry.key_at,
-                Diagnostic::error("topology/bad-variable", message).hint(hint),
-            );
-        }
-        if let Some(value) = convert(Field {
-            node: &entry.node,
-            label: name,
-            ..field
-        }) {
-            read.insert(name.clone(), value);
-        }
-    }
-    Some(read)
-}
-
-fn is_env_name(name: &str) -> bool {
-    let first = name
-        .bytes()
-        .next()
-        .is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
-    first && name.len() <= 256 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-}
-
-fn bad_env_name(name: &str) -> Option<(String, &'static str)> {
-    if !is_env_name(name) {
-        let message = format!(
-            "`{}` is not the name of an environment variable",
-            shown(name)
-        );
-        return Some((message, "letters, digits and `_`, and no digit first"));
-    }
-    let ours = name == "STAGE" || name == "NUM_STAGES" || name.starts_with("STAGELINE_");
-    ours.then(|| {
-        let message =
-            format!("the environment variable `{name}` is set for every worker by its agent");
-        (
-            message,
-            "STAGE, NUM_STAGES and STAGELINE_* are taken; choose another name",
-        )
-    })
 }
 
 pub(super) fn layers(field: Field<'_>) -> Option<Layers> {

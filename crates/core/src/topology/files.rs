@@ -2,10 +2,9 @@
 
 use super::keys::{Kind, ROOT};
 use super::read::Reader;
-use super::stages::fold_numbered;
 use super::value::{self, SourceFile, Table, Value};
 use super::vars::{self, VarSources};
-use super::{Lease, Stages, Topology, build};
+use super::{Lease, Stages, Topology, build, interpolate, numbered};
 use crate::diagnostic::{Diagnostic, Severity};
 
 /// Reads one topology from its files, in the order given, later ones over earlier ones.
@@ -51,12 +50,12 @@ fn assemble(
     for tree in trees {
         value::merge(&mut root, tree);
     }
-    fold_numbered(&mut root, reader);
+    numbered::fold(&mut root, reader);
     let Some(Kind::Vars(def)) = ROOT.key("vars").map(|key| key.kind) else {
         unreachable!("`vars` is defined as variables")
     };
     let vars = vars::declare(reader, &root, def, sources, var_files);
-    let resolved = vars.resolve(&root, true);
+    let resolved = interpolate::file(&root, &vars);
     let topology = build::topology(reader, &resolved);
     // With errors, what seems unused may only be misspelt where it is used.
     if let (Some(topology), false) = (&topology, reader.has_error()) {

@@ -119,13 +119,8 @@ impl<'a> Fields<'a> {
 
     /// Opens the table that stands in a field.
     pub(super) fn inside(field: Field<'a>, def: &'static TableDef, path: String) -> Option<Self> {
-        match &field.node.value {
-            Value::Table(table) => Some(Self::open(field.reader, def, table, path, field.node.at)),
-            _ => {
-                field.wrong("a table");
-                None
-            }
-        }
+        let table = field.entries()?;
+        Some(Self::open(field.reader, def, table, path, field.node.at))
     }
 
     /// The address of a key of this table.
@@ -313,11 +308,11 @@ impl<'a> Field<'a> {
 
     /// The entries of a table whose keys are the user's.
     pub(super) fn entries(self) -> Option<&'a Table> {
-        let Value::Table(table) = &self.node.value else {
+        let table = self.node.value.table();
+        if table.is_none() {
             self.wrong("a table");
-            return None;
-        };
-        Some(table)
+        }
+        table
     }
 }
 

@@ -162,9 +162,11 @@ fn of_kind(kind: &Kind) -> Value {
 fn named(def: &TableDef) -> Value {
     let mut inner = table(def, true);
     // Single stages by number, as a later file gives them: any part of a stage.
-    let stage = def.keys.iter().find_map(|key| match key.kind {
-        Kind::Stages(one, _) => Some(table(one, false)),
-        _ => None,
+    let stage = def.keys.iter().find_map(|key| {
+        let Kind::Stages(one, _) = key.kind else {
+            return None;
+        };
+        Some(table(one, false))
     });
     if let Some(stage) = stage {
         inner["properties"]["stage"] = json!({

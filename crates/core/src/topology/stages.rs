@@ -2,117 +2,15 @@
 //!
 //! Whether the layers fit the model's real depth is the planner's to check; here they must only be a chain from 0 on.
 
-use std::collections::BTreeMap;
-
 use super::build::{self, Scope};
 use super::convert;
-use super::keys::{DTYPES, Kind, STAGES_MAX};
+use super::keys::{Kind, STAGES_MAX};
 use super::read::{Field, Fields};
-use super::value::{At, Entry, Node, Table, Value};
+use super::value::{At, Value};
 use super::{Dtype, Engine, Layers, Pipeline, Stage, Stages};
-use crate::diagnostic::{Diagnostic, shown};
+use crate::diagnostic::shown;
 use crate::id::LeaseId;
 use crate::unit::Millis;
-
-/// Lays `[pipeline.X.stage.N]` tables over the `stages` of their pipeline.
-pub(super) fn fold_numbered(root: &mut Table, reader: &super::read::Reader<'_>) {
-    let Some(Value::Table(pipelines)) = root
-        .entries
-        .get_mut("pipeline")
-        .map(|entry| &mut entry.node.value)
-    else {
-        return;
-    };
-    for (name, entry) in &mut pipelines.entries {
-        let Value::Table(pipeline) = &mut entry.node.value else {
-            continue;
-        };
-        let Some(numbered) = pipeline.entries.remove("stage") else {
-            continue;
-        };
-        let path = format!("pipeline.{}", shown(name));
-        if let Err((at, diagnostic)) = fold_into(pipeline, numbered, &path) {
-            reader.report(at, *diagnostic);
-        }
-    }
-}
-
-type Fault = (At, Box<Diagnostic>);
-
-fn fold_into(pipeline: &mut Table, numbered: Entry, path: &str) -> Result<(), Fault> {
-    let fault = |at, message: String, hint: &str| {
-        Err((
-            at,
-            Box::new(Diagnostic::error("topology/stage-number", message).hint(hint)),
-        ))
-    };
-    let at = numbered.key_at;
-    let Value::Table(numbered) = numbered.node.value else {
-        return fault(
-            at,
-            format!("`{path}.stage` must be tables by number"),
-            "such as `[pipeline.NAME.stage.1]`",
-        );
-    };
-    let mut stages: BTreeMap<usize, Entry> = BTreeMap::new();
-    for (number, entry) in numbered.entries {
-        let plain = number == "0" || !number.starts_with(['0', '+']);
-        let Some(index) = number
-            .parse()
-            .ok()
-            .filter(|index| plain && *index < STAGES_MAX)
-        else {
-            let message = format!(
-                "`{path}.stage.{}` is no stage: they are numbered from 0",
-                shown(&number)
-            );
-            return fault(entry.key_at, message, "such as `[pipeline.NAME.stage.1]`");
-        };
-        stages.insert(index, entry);
-    }
-    let list = pipeline
-        .entries
-        .entry("stages".to_owned())
-        .or_insert_with(|| Entry {
-            key_at: at,
-            node: Node {
-                value: Value::List(Vec::new()),
-                at,
-                var: None,
-            },
-        });
-    let Value::List(list) = &mut list.node.value else {
-        let message =
-            format!("`{path}.stages` is no list, so its stages cannot be given by number");
-        return fault(
-            at,
-            message,
-            "list the stages, or change `stages` as a whole",
-        );
-    };
-    for (index, entry) in stages {
-        let len = list.len();
-        match list.get_mut(index) {
-            Some(Node {
-                value: Value::Table(old),
-                ..
-            }) => {
-                if let Value::Table(new) = entry.node.value {
-                    super::value::merge(old, new);
-                }
-            }
-            Some(other) => *other = entry.node,
-            None if index == len => list.push(entry.node),
-            None => {
-                let message = format!(
-                    "`{path}.stage.{index}` leaves a gap: there are {len} stages before it"
-                );
-                return fault(entry.key_at, message, "number them without gaps, from 0");
-            }
-        }
-    }
-    Ok(())
-}
 
 /// Reads a `[pipeline.X]`.
 pub(super) fn pipeline(fields: &Fields<'_>, scope: &Scope) -> Option<Pipeline> {
@@ -148,7 +46,6 @@ pub(super) fn pipeline(fields: &Fields<'_>, scope: &Scope) -> Option<Pipeline> {
         .get("check")
         .and_then(|field| build::inside(fields, field, "check"));
     let dtype = fields.read("dtype", |field| {
-        debug_assert_eq!(DTYPES[0].0, "bf16");
         convert::choice(field, &[Dtype::Bf16, Dtype::F32])
     });
     let engine_args = fields
@@ -242,38 +139,34 @@ fn stages<'a>(
     let Kind::Stages(one, auto) = field.key.kind else {
         return None;
     };
-    match &field.node.value {
-        Value::Table(_) => {
-            let inner = Fields::inside(field, auto, fields.address("stages"))?;
-            self::auto(&inner, scope)
-        }
-        Value::List(_) => {
-            let items = convert::items(field)?;
-            if items.len() > STAGES_MAX {
-                field.bad(
-                    format!(
-                        "a pipeline has at most {STAGES_MAX} stages, not {}",
-                        items.len()
-                    ),
-                    None,
-                );
-                return None;
-            }
-            let mut read = Vec::new();
-            for (index, item) in items.iter().enumerate() {
-                let path = format!("{}[{index}]", fields.address("stages"));
-                let inner = Fields::inside(*item, one, path)?;
-                read.push((stage(&inner, scope), layers_place(&inner)));
-            }
-            chain(fields, &read, kind);
-            let stages: Option<Vec<Stage>> = read.into_iter().map(|(stage, _)| stage).collect();
-            stages.map(Stages::Listed)
-        }
-        _ => {
-            field.wrong("a list of stages, or `{ on = .., split = \"auto\" }`");
-            None
-        }
+    if field.node.value.table().is_some() {
+        let inner = Fields::inside(field, auto, fields.address("stages"))?;
+        return self::auto(&inner, scope);
     }
+    if !matches!(field.node.value, Value::List(_)) {
+        field.wrong("a list of stages, or `{ on = .., split = \"auto\" }`");
+        return None;
+    }
+    let items = convert::items(field)?;
+    if items.len() > STAGES_MAX {
+        field.bad(
+            format!(
+                "a pipeline has at most {STAGES_MAX} stages, not {}",
+                items.len()
+            ),
+            None,
+        );
+        return None;
+    }
+    let mut read = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        let path = format!("{}[{index}]", fields.address("stages"));
+        let inner = Fields::inside(*item, one, path)?;
+        read.push((stage(&inner, scope), layers_place(&inner)));
+    }
+    chain(fields, &read, kind);
+    let stages: Option<Vec<Stage>> = read.into_iter().map(|(stage, _)| stage).collect();
+    stages.map(Stages::Listed)
 }
 
 /// Where the layers of a stage stand; the flag says whether it has any.
@@ -306,9 +199,10 @@ fn auto(fields: &Fields<'_>, scope: &Scope) -> Option<Stages> {
 
 /// The machines of an `on` with automatic split: one text, or a list.
 fn places(field: Field<'_>, scope: &Scope) -> Option<Vec<LeaseId>> {
-    let items = match &field.node.value {
-        Value::List(_) => convert::items(field)?,
-        _ => vec![field],
+    let items = if matches!(field.node.value, Value::List(_)) {
+        convert::items(field)?
+    } else {
+        vec![field]
     };
     let mut all = Vec::new();
     let mut whole = true;

@@ -122,6 +122,15 @@ pub(super) struct Entry {
 }
 
 impl Value {
+    /// The table that it is.
+    pub(super) fn table(&self) -> Option<&Table> {
+        if let Self::Table(table) = self {
+            Some(table)
+        } else {
+            None
+        }
+    }
+
     /// What it is called in messages.
     pub(super) fn what(&self) -> &'static str {
         match self {

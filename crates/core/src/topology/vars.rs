@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::rc::Rc;
 
 use super::SecretRef;
 use super::convert;
@@ -66,7 +65,7 @@ struct Declaration {
 
 /// The declared variables with their values.
 pub(super) struct Vars<'a> {
-    reader: &'a Reader<'a>,
+    pub(super) reader: &'a Reader<'a>,
     declared: BTreeMap<String, Declaration>,
     used: std::cell::RefCell<BTreeSet<String>>,
 }
@@ -85,20 +84,20 @@ pub(super) fn declare<'a>(
         used: std::cell::RefCell::default(),
     };
     if let Some(entry) = root.entries.get("vars") {
-        match &entry.node.value {
-            Value::Table(table) => {
-                for (name, entry) in &table.entries {
-                    let declaration = vars.declaration(name, entry, def);
-                    vars.declared.insert(name.clone(), declaration);
-                }
-            }
-            other => {
-                let message = format!("`vars` must be a table, this is {}", other.what());
-                reader.report(
-                    entry.node.at,
-                    Diagnostic::error("topology/wrong-type", message),
-                );
-            }
+        let table = entry.node.value.table();
+        if table.is_none() {
+            let message = format!(
+                "`vars` must be a table, this is {}",
+                entry.node.value.what()
+            );
+            reader.report(
+                entry.node.at,
+                Diagnostic::error("topology/wrong-type", message),
+            );
+        }
+        for (name, entry) in table.into_iter().flat_map(|table| &table.entries) {
+            let declaration = vars.declaration(name, entry, def);
+            vars.declared.insert(name.clone(), declaration);
         }
     }
     vars.take_cli(sources);
@@ -263,7 +262,7 @@ impl<'a> Vars<'a> {
                 );
                 continue;
             }
-            let value = self.from_text(declaration.r#type, name, text, "--var");
+            let value = self.parse_text(declaration.r#type, name, text, "--var");
             self.set(name, value);
         }
     }
@@ -336,7 +335,7 @@ impl<'a> Vars<'a> {
             let value = if declaration.secret {
                 Some(Value::Secret(SecretRef::Env(whole.clone())))
             } else {
-                self.from_text(declaration.r#type, name, text, whole)
+                self.parse_text(declaration.r#type, name, text, whole)
             };
             if sources
                 .cli
@@ -361,7 +360,7 @@ impl<'a> Vars<'a> {
     }
 
     /// A text from outside as the declared type. The text is not repeated: it may be private.
-    fn from_text(
+    fn parse_text(
         &self,
         r#type: Option<Type>,
         name: &str,
@@ -408,120 +407,8 @@ impl<'a> Vars<'a> {
         }
     }
 
-    /// The tree with every `${var.x}` replaced.
-    pub(super) fn resolve(&self, table: &Table, top: bool) -> Table {
-        let entries = table
-            .entries
-            .iter()
-            .map(|(key, entry)| {
-                let literal = top && (key == "vars" || key == "name" || key == "version");
-                let node = if literal {
-                    entry.node.clone()
-                } else {
-                    self.resolve_node(&entry.node)
-                };
-                (
-                    key.clone(),
-                    value::Entry {
-                        key_at: entry.key_at,
-                        node,
-                    },
-                )
-            })
-            .collect();
-        Table { entries }
-    }
-
-    fn resolve_node(&self, node: &Node) -> Node {
-        let keep = |value| Node {
-            value,
-            at: node.at,
-            var: None,
-        };
-        match &node.value {
-            Value::Text(text) if text.contains("${") => self.interpolate(text, node.at),
-            Value::List(items) => keep(Value::List(
-                items.iter().map(|item| self.resolve_node(item)).collect(),
-            )),
-            Value::Table(table) => keep(Value::Table(self.resolve(table, false))),
-            Value::Text(_)
-            | Value::Integer(_)
-            | Value::Float(_)
-            | Value::Bool(_)
-            | Value::Datetime(_)
-            | Value::Untyped(_)
-            | Value::Faulty
-            | Value::Secret(_) => node.clone(),
-        }
-    }
-
-    fn interpolate(&self, text: &str, at: At) -> Node {
-        if let Some(name) = whole_variable(text) {
-            let value = self.lookup(name, at);
-            return Node {
-                value,
-                at,
-                var: Some(Rc::from(name)),
-            };
-        }
-        let faulty = Node {
-            value: Value::Faulty,
-            at,
-            var: None,
-        };
-        let mut out = String::new();
-        let mut rest = text;
-        while let Some(dollar) = rest.find("${") {
-            let (before, after) = rest.split_at(dollar);
-            // `$${` stands for `${` itself.
-            if let Some(before) = before.strip_suffix('$') {
-                out.push_str(before);
-                out.push_str("${");
-                rest = &after[2..];
-                continue;
-            }
-            out.push_str(before);
-            let inner = after[2..].split_once('}');
-            let variable =
-                inner.and_then(|(inner, rest)| Some((inner.trim().strip_prefix("var.")?, rest)));
-            let Some((name, after)) = variable else {
-                let message = format!(
-                    "`{}` is no variable",
-                    shown(&after[..after.find('}').map_or(after.len(), |end| end + 1)])
-                );
-                let hint = "a variable is `${var.NAME}`; `$${` writes `${` itself";
-                self.reader.report(
-                    at,
-                    Diagnostic::error("topology/interpolation", message).hint(hint),
-                );
-                return faulty;
-            };
-            match self.lookup(name, at) {
-                Value::Secret(_) => {
-                    let message =
-                        format!("var.{name} is a secret and cannot be a part of a string");
-                    let hint = "a secret variable may be used only alone, and only where a secret is expected";
-                    self.reader.report(
-                        at,
-                        Diagnostic::error("topology/secret-variable", message).hint(hint),
-                    );
-                    return faulty;
-                }
-                Value::Faulty => return faulty,
-                value => out.push_str(&scalar_text(&value)),
-            }
-            rest = after;
-        }
-        out.push_str(rest);
-        Node {
-            value: Value::Text(out),
-            at,
-            var: None,
-        }
-    }
-
     /// The value of a variable; a faulty one was reported.
-    fn lookup(&self, name: &str, at: At) -> Value {
+    pub(super) fn lookup(&self, name: &str, at: At) -> Value {
         let Some(declaration) = self.declared.get(name) else {
             let message = format!("variable `{}` is not declared", shown(name));
             let hint = if self.declared.is_empty() {
@@ -588,26 +475,4 @@ fn is_decimal(text: &str) -> bool {
     let (whole, fraction) = plain.split_once('.').unwrap_or((plain, "0"));
     let digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     digits(whole) && digits(fraction)
-}
-
-/// The variable that a text is nothing but.
-fn whole_variable(text: &str) -> Option<&str> {
-    let name = text
-        .strip_prefix("${")?
-        .strip_suffix('}')?
-        .trim()
-        .strip_prefix("var.")?;
-    (!name.contains(['$', '{', '}'])).then_some(name)
-}
-
-fn scalar_text(value: &Value) -> String {
-    match value {
-        Value::Text(text)
-        | Value::Untyped(text)
-        | Value::Integer(text)
-        | Value::Float(text)
-        | Value::Datetime(text) => text.clone(),
-        Value::Bool(value) => value.to_string(),
-        Value::List(_) | Value::Table(_) | Value::Faulty | Value::Secret(_) => String::new(),
-    }
 }

@@ -43,9 +43,11 @@ fn any_of(term: &Term, equal: impl Fn(&Value) -> bool) -> bool {
 }
 
 fn counted(term: &Term, fact: u32) -> bool {
-    by_order(term, |value| match value {
-        Value::Count(asked) => Some(fact.cmp(asked)),
-        _ => None,
+    by_order(term, |value| {
+        let Value::Count(asked) = value else {
+            return None;
+        };
+        Some(fact.cmp(asked))
     })
 }
 
@@ -86,10 +88,9 @@ fn vram(term: &Term, gpus: &[Gpu]) -> (bool, String) {
 fn gpu(term: &Term, gpus: &[Gpu]) -> bool {
     let is_one = |gpu: &Gpu| {
         let names = model_names(&gpu.model);
-        term.values.iter().any(|value| match value {
-            Value::Any => true,
-            Value::Glob(pattern) => names.iter().any(|name| glob(pattern, name)),
-            _ => false,
+        term.values.iter().any(|value| {
+            let fits = |pattern| names.iter().any(|name| glob(pattern, name));
+            *value == Value::Any || matches!(value, Value::Glob(pattern) if fits(pattern))
         })
     };
     if term.op == Op::Ne {
@@ -237,10 +238,10 @@ fn placed(term: &Term, fact: Option<&str>) -> (bool, String) {
         return (false, UNKNOWN.to_owned());
     };
     let place = region::Found::of(fact);
-    let fits = any_of(term, |value| match value {
-        Value::Place(asked) => place.is_in(asked),
-        _ => false,
-    });
+    let fits = any_of(
+        term,
+        |value| matches!(value, Value::Place(asked) if place.is_in(asked)),
+    );
     (fits, fact.to_owned())
 }
 
@@ -288,10 +289,16 @@ fn versions(a: &[u32], b: &[u32]) -> Ordering {
 }
 
 fn tooled(term: &Term, present: &[String]) -> (bool, String) {
-    let fits = any_of(term, |value| match value {
-        Value::Tools(tools) if term.op == Op::Ne => tools.iter().any(|tool| present.contains(tool)),
-        Value::Tools(tools) => tools.iter().all(|tool| present.contains(tool)),
-        _ => false,
+    let fits = any_of(term, |value| {
+        let Value::Tools(tools) = value else {
+            return false;
+        };
+        // `!=`: none of them may be there.
+        if term.op == Op::Ne {
+            tools.iter().any(|tool| present.contains(tool))
+        } else {
+            tools.iter().all(|tool| present.contains(tool))
+        }
     });
     let missing: Vec<&str> = term
         .values

@@ -153,15 +153,13 @@ fn field(name: Part<'_>) -> Result<Field> {
 
 /// A term without a value: `spot`, `!spot`, `gpu`, `!gpu`.
 fn bare(field: Field, negated: bool, whole: Part<'_>) -> Result<Term> {
-    let value = match field {
-        Field::Spot => Value::Flag(!negated),
-        Field::Gpu => Value::Any,
-        _ => {
-            return whole.fail(
-                format!("`{field}` needs a comparison and a value"),
-                example(&field),
-            );
-        }
+    let value = if field == Field::Spot {
+        Value::Flag(!negated)
+    } else if field == Field::Gpu {
+        Value::Any
+    } else {
+        let message = format!("`{field}` needs a comparison and a value");
+        return whole.fail(message, example(&field));
     };
     let op = if negated && field == Field::Gpu {
         Op::Ne
@@ -176,9 +174,10 @@ fn bare(field: Field, negated: bool, whole: Part<'_>) -> Result<Term> {
 }
 
 fn example(field: &Field) -> Option<String> {
-    let name = match field {
-        Field::Provider(_) => "provider.FIELD".to_owned(),
-        other => other.to_string(),
+    let name = if matches!(field, Field::Provider(_)) {
+        "provider.FIELD".to_owned()
+    } else {
+        field.to_string()
     };
     let (_, _, example) = FIELDS.iter().find(|(known, _, _)| *known == name)?;
     Some(format!("such as `{example}`"))
