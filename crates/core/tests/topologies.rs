@@ -104,3 +104,82 @@ fn every_case_finds_what_its_golden_file_says() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Reads and draws; the outcome does not matter, that there is one does.
+fn survives(text: &str) {
+    let files = [SourceFile {
+        name: "topology.toml".to_owned(),
+        text: text.to_owned(),
+    }];
+    if let Err(all) = topology::read(&files, &VarSources::default()) {
+        assert!(!all.is_empty(), "an error without a diagnostic: {text}");
+        for diagnostic in &all {
+            let place = diagnostic.place.as_ref();
+            assert!(
+                place.is_none_or(|place| place.span.end <= text.len()),
+                "{diagnostic:?}: {text}"
+            );
+        }
+        render::diagnostics(&all[..all.len().min(3)], &files, false, 80);
+    }
+}
+
+const MUTATED: [&str; 3] = ["valid-full", "interpolation", "where-table"];
+
+#[test]
+fn a_file_cut_at_any_byte_is_read_or_refused() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies");
+    for case in MUTATED {
+        let text = fs::read_to_string(root.join(case).join("topology.toml")).expect("a case");
+        for end in (0..text.len()).filter(|end| text.is_char_boundary(*end)) {
+            survives(&text[..end]);
+        }
+    }
+}
+
+#[test]
+fn a_file_with_any_bytes_changed_is_read_or_refused() {
+    const ODD: [&str; 16] = [
+        "\"", "'", "[", "]", "{", "}", "=", ".", "\n", "$", "${", "\u{0}", "\u{e9}", "0", "-",
+        "\"\"\"",
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies");
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut draw = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state % below as u64).expect("small")
+    };
+    for case in MUTATED {
+        let text = fs::read_to_string(root.join(case).join("topology.toml")).expect("a case");
+        for _ in 0..250 {
+            let mut changed: Vec<char> = text.chars().collect();
+            for _ in 0..=draw(3) {
+                let at = draw(changed.len());
+                let odd = ODD[draw(ODD.len())].chars();
+                let cut = draw(2);
+                changed.splice(at..at + cut, odd);
+            }
+            survives(&changed.into_iter().collect::<String>());
+        }
+    }
+}
+
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "whoever runs the test says by it that golden files shall be written"
+)]
+fn the_reference_page_is_the_definition() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/TOPOLOGY.md");
+    let page = topology::reference_markdown();
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &page).expect("a writable page");
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == page,
+        "docs/TOPOLOGY.md is old: run with UPDATE_GOLDEN=1"
+    );
+}

@@ -1,7 +1,7 @@
 //! The `where` of an offer: terms that the facts of a machine must all meet.
 //!
 //! A term never holds by a fact that is not known: wishes do not count. Text and table read to the same value, which has
-//! one canonical text. Sizes are compared as they are sold (see [`Field::allowance`]); versions by their numbers.
+//! one canonical text. Sizes are compared as they are sold (see [`matching`]); versions by their numbers.
 
 mod matching;
 mod parse;
@@ -144,13 +144,13 @@ pub const FIELDS: [(&str, &str, &str); 14] = [
     ("gpus", "number of GPUs", "gpus>=2"),
     (
         "vram",
-        "GiB of each GPU, as sold: 7 % less is still that size",
+        "GiB of each GPU, as sold: a 24 GB card that shows 22.5 GiB counts as 24",
         "vram>=24",
     ),
     ("cpus", "logical processors", "cpus>=8"),
     (
         "memory",
-        "GiB of main memory, as sold: 5 % less is still that size",
+        "GiB of main memory, as sold: a 32 GB machine that shows 31.1 GiB counts as 32",
         "memory>=32",
     ),
     ("disk", "GiB of free disk", "disk>=60"),
@@ -213,28 +213,6 @@ impl Field {
                 Self::Provider(field.to_owned())
             }
         })
-    }
-
-    /// Hundredths that a measured size may stay under the one that is sold and still be that size: drivers and ECC keep
-    /// back up to 6.3 % (a 24 GB L4 shows 22.5 GiB, a 48 GB L40S 45.0), kernels up to 4 % of main memory. Disk is asked
-    /// for in the size that is needed, so none there.
-    const fn allowance(&self) -> u64 {
-        match self {
-            Self::Vram => 7,
-            Self::Memory => 5,
-            Self::Gpu
-            | Self::Gpus
-            | Self::Cpus
-            | Self::Disk
-            | Self::Arch
-            | Self::Os
-            | Self::Region
-            | Self::Cuda
-            | Self::Driver
-            | Self::Tools
-            | Self::Spot
-            | Self::Provider(_) => 0,
-        }
     }
 }
 

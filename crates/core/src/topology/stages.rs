@@ -45,6 +45,7 @@ pub(super) fn pipeline(fields: &Fields<'_>, scope: &Scope) -> Option<Pipeline> {
     let check = fields
         .get("check")
         .and_then(|field| build::inside(fields, field, "check"));
+    let check = build::check(check.as_ref());
     let dtype = fields.read("dtype", |field| {
         convert::choice(field, &[Dtype::Bf16, Dtype::F32])
     });
@@ -67,7 +68,7 @@ pub(super) fn pipeline(fields: &Fields<'_>, scope: &Scope) -> Option<Pipeline> {
         max_in_flight,
         ready_timeout: ready_timeout.unwrap_or(Millis::NEVER),
         request_timeout: request_timeout.unwrap_or(Millis::NEVER),
-        check: build::check(check.as_ref()),
+        check,
     })
 }
 

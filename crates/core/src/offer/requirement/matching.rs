@@ -1,4 +1,7 @@
 //! Whether a fact meets a term.
+//!
+//! Sizes are compared as they are sold: people ask for the 24 GB on the box, and drivers show less. Disk is asked for in the
+//! size that is needed, and compared as it is.
 
 use std::cmp::Ordering;
 
@@ -61,19 +64,51 @@ fn by_order(term: &Term, compare: impl Fn(&Value) -> Option<Ordering>) -> bool {
     }
 }
 
-fn sized(term: &Term, Bytes(fact): Bytes) -> bool {
-    let allowance = term.field.allowance();
+fn sized(term: &Term, fact: Bytes) -> bool {
+    let sold = if term.field == Field::Vram {
+        vram_as_sold(fact)
+    } else if term.field == Field::Memory {
+        memory_as_sold(fact)
+    } else {
+        fact
+    };
     by_order(term, |value| {
-        let Value::Size(Bytes(asked)) = value else {
+        let Value::Size(asked) = value else {
             return None;
         };
-        let least = asked - asked / 100 * allowance;
-        Some(if (least..=*asked).contains(&fact) {
+        Some(if fact == *asked {
             Ordering::Equal
         } else {
-            fact.cmp(asked)
+            sold.cmp(asked)
         })
     })
+}
+
+/// GiB that GPUs are sold with.
+const VRAM_SOLD: [u64; 24] = [
+    2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288,
+];
+
+/// The size that a GPU is sold with. Drivers and ECC keep back up to 6.3 % of it: an L4 of 24 GB shows 22.5 GiB, an L40S of
+/// 48 GB shows 45.0, an RTX 4090 of 24 GB shows 23.99.
+fn vram_as_sold(fact: Bytes) -> Bytes {
+    let sold = VRAM_SOLD
+        .into_iter()
+        .map(Bytes::gib)
+        .find(|sold| *sold >= fact);
+    sold.filter(|sold| close(fact, *sold, 7)).unwrap_or(fact)
+}
+
+/// The size that a machine is sold with: the next eighth of a power of two. Kernels keep back up to 5 %.
+fn memory_as_sold(fact: Bytes) -> Bytes {
+    let step = (fact.0.checked_ilog2().map_or(1, |log| 1 << log) / 8).max(1);
+    let sold = fact.0.div_ceil(step).checked_mul(step).map_or(fact, Bytes);
+    if close(fact, sold, 6) { sold } else { fact }
+}
+
+/// Whether a size is less than so many hundredths below another.
+fn close(fact: Bytes, sold: Bytes, hundredths: u64) -> bool {
+    fact.0 >= sold.0 - sold.0 / 100 * hundredths
 }
 
 /// Every GPU must hold, and there must be one.
