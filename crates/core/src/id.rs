@@ -312,6 +312,14 @@ impl Fingerprint {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
+    /// The fingerprint of a value's JSON, which is hashed as it is written and never held whole.
+    pub fn of_json(value: &impl Serialize) -> Self {
+        let mut hasher = std::io::BufWriter::with_capacity(1 << 14, blake3::Hasher::new());
+        serde_json::to_writer(&mut hasher, value).expect("plain data, and hashing does not fail");
+        let hasher = hasher.into_inner().expect("hashing does not fail");
+        Self(*hasher.finalize().as_bytes())
+    }
+
     /// The first eight hexadecimal digits, for people.
     pub fn short(&self) -> String {
         self.to_string()[..8].to_owned()

@@ -6,6 +6,7 @@
 
 pub mod diagnostic;
 pub mod event;
+pub mod graph;
 pub mod id;
 pub mod journal;
 pub mod offer;

@@ -4,6 +4,19 @@
 //! topology's digest, is consumed once, and holds no secret and no identity, so it may be attached to a pull request.
 //! Reasons and notes are for people: no code branches on them.
 
+mod binding;
+mod check;
+mod draft;
+mod expand;
+mod fields;
+mod lease;
+mod limits;
+mod market;
+mod models;
+mod parts;
+mod scope;
+mod steps;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -14,6 +27,13 @@ use crate::journal::Verb;
 use crate::offer::Quote;
 use crate::resource::Spec;
 use crate::unit::{MicroDollars, Millis, Timestamp};
+
+pub use binding::{Refusal, Start, may_apply};
+pub use check::check;
+pub use draft::{Draft, Options, draft};
+pub use expand::{Desired, expand};
+pub use market::{Market, Markets, SHORTLIST_MAX, next_offer};
+pub use models::{ModelFacts, ModelShape};
 
 /// The version that is written. A newer one is refused.
 pub const FORMAT: u32 = 1;
@@ -159,7 +179,10 @@ pub struct LeaseTerms {
     /// The most that it may cost; none is no cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<MicroDollars>,
-    /// What is tried, in this order; empty for a lease that is kept.
+    /// A try is in doubt: a machine may be there and bill. It is looked for before anything else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unresolved: bool,
+    /// What is tried, in this order; empty for a lease that is kept. May be empty when it is unresolved.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shortlist: Vec<Choice>,
     /// Who ends it when the operator sleeps.
@@ -212,14 +235,36 @@ impl Plan {
             .count()
     }
 
-    /// The digest that is its id.
+    /// The change of one resource.
+    pub fn change(&self, address: &Address) -> Option<&Change> {
+        let place = self
+            .changes
+            .binary_search_by(|change| change.address.cmp(address));
+        place.ok().map(|place| &self.changes[place])
+    }
+
+    /// The digest that is its id: of everything but the id. Nothing is copied for it.
     pub fn digest(&self) -> PlanId {
-        let unnamed = Self {
-            id: PlanId([0; 16]),
-            ..self.clone()
-        };
-        let bytes = serde_json::to_vec(&unnamed).expect("a plan is plain data");
-        let digest = Fingerprint::of(&bytes).0;
+        let head = (
+            self.format,
+            &self.topology,
+            self.mode,
+            self.lineage,
+            self.base,
+            self.topology_digest,
+            self.drafted_at,
+            self.expires_at,
+            self.observed_at,
+        );
+        let body = (
+            &self.drift,
+            &self.changes,
+            &self.steps,
+            &self.leases,
+            self.money,
+            &self.notes,
+        );
+        let digest = Fingerprint::of_json(&(head, body)).0;
         PlanId(std::array::from_fn(|i| digest[i]))
     }
 }

@@ -415,8 +415,7 @@ pub enum Outcome<T> {
 impl Spec {
     /// The digest of the whole spec: equal when nothing is to be done.
     pub fn fingerprint(&self) -> Fingerprint {
-        let bytes = serde_json::to_vec(self).expect("a spec is plain data");
-        Fingerprint::of(&bytes)
+        Fingerprint::of_json(self)
     }
 }
 

@@ -169,9 +169,7 @@ impl State {
     /// nothing makes no plan stale.
     pub fn projection(&self) -> Fingerprint {
         let lineage = self.genesis.as_ref().map(|genesis| genesis.lineage);
-        let bytes = serde_json::to_vec(&(lineage, &self.resources, &self.generations))
-            .expect("a state is plain data");
-        Fingerprint::of(&bytes)
+        Fingerprint::of_json(&(lineage, &self.resources, &self.generations))
     }
 
     /// The receipt of a lease, when it has one.

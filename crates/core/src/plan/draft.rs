@@ -1,0 +1,423 @@
+//! `draft`: desired, recorded, observed and offers to a complete plan.
+//!
+//! Pure and total: the same input gives the same bytes, and what cannot be planned is said as diagnostics, all at once.
+//! Verdicts are found in the order of addresses, which is an order of the graph: leases, what stands on them, pipelines,
+//! exposures. Not knowing (`Seen::Unknown`, a blind provider) never makes a resource gone and never makes one anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::expand::Desired;
+use super::market::{self, Markets, Need};
+use super::{
+    Change, Drift, EXPIRES_AFTER, FORMAT, FieldChange, LeaseTerms, Mode, Money, Plan, Verdict,
+    fields, limits, scope, steps,
+};
+use crate::diagnostic::Diagnostic;
+use crate::id::{Address, EndpointKey, Fingerprint, Generation, LeaseId, Name, PlanId};
+use crate::journal::Verb;
+use crate::offer::Facts;
+use crate::resource::{LeaseReceipt, Receipt, Spec};
+use crate::state::{Observed, ObservedAgent, Recorded, Seen, State};
+use crate::topology::Limits;
+use crate::unit::Timestamp;
+
+/// Everything that a plan is drafted from.
+#[derive(Clone, Copy, Debug)]
+pub struct Draft<'a> {
+    /// What should exist.
+    pub desired: &'a Desired,
+    /// The recorded world.
+    pub recorded: &'a State,
+    /// The observed world.
+    pub observed: &'a Observed,
+    /// What can be had now.
+    pub markets: &'a Markets,
+    /// How.
+    pub options: &'a Options,
+}
+
+/// How a plan is drafted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// For what.
+    pub mode: Mode,
+    /// The time.
+    pub now: Timestamp,
+    /// Only these and what they need; empty is everything.
+    pub targets: Vec<Address>,
+    /// Not these, nor what needs them.
+    pub excludes: Vec<Address>,
+    /// These are made anew although they are as declared.
+    pub replace: Vec<Address>,
+    /// Caps of the topology.
+    pub limits: Limits,
+    /// Digest of the topology; none for a destroy.
+    pub topology_digest: Option<Fingerprint>,
+}
+
+/// What becomes of a machine, as seen by what stands on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The same machine, the same key.
+    Stays,
+    /// Another machine, or the first one: a key that nobody knows yet.
+    New,
+    /// It is ended, or there is none.
+    Ends,
+}
+
+/// A verdict with all that its steps need.
+#[derive(Clone, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) address: Address,
+    pub(super) desired: Option<&'a Spec>,
+    pub(super) recorded: Option<&'a Recorded>,
+    pub(super) verdict: Verdict,
+    /// Of what is made; of what is recorded, when nothing is made.
+    pub(super) generation: Generation,
+    pub(super) reason: String,
+    /// Undoes what is recorded.
+    pub(super) teardown: Option<Verb>,
+    /// Makes what is desired, in this order.
+    pub(super) build: &'static [Verb],
+}
+
+/// A verdict before it has an address.
+pub(super) struct Call {
+    pub(super) verdict: Verdict,
+    pub(super) reason: String,
+    pub(super) teardown: Option<Verb>,
+    pub(super) build: &'static [Verb],
+    /// The recorded generation goes on although it is a create: its try is in doubt.
+    pub(super) goes_on: bool,
+}
+
+impl Call {
+    pub(super) fn new(verdict: Verdict, reason: impl Into<String>) -> Self {
+        Self {
+            verdict,
+            reason: reason.into(),
+            teardown: None,
+            build: &[],
+            goes_on: false,
+        }
+    }
+
+    pub(super) fn teardown(mut self, verb: Verb) -> Self {
+        self.teardown = Some(verb);
+        self
+    }
+
+    pub(super) fn build(mut self, verbs: &'static [Verb]) -> Self {
+        self.build = verbs;
+        self
+    }
+}
+
+/// Verdicts found so far, and what later ones need of them.
+pub(super) struct Drafting<'a> {
+    pub(super) input: Draft<'a>,
+    pub(super) replace: BTreeSet<&'a Address>,
+    pub(super) fates: BTreeMap<&'a LeaseId, Fate>,
+    /// Pipelines of which something is made or changed, with the first reason.
+    pub(super) touched: BTreeMap<&'a Name, String>,
+    pub(super) rows: Vec<Row<'a>>,
+    pub(super) drift: Vec<Drift>,
+    pub(super) notes: Vec<String>,
+    pub(super) faults: Vec<Diagnostic>,
+}
+
+/// The complete plan.
+///
+/// # Errors
+/// Every reason why there is none: no offer that fits, a provider that cannot be seen, a limit, an unknown target.
+pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
+    let scope = scope::Scope::find(input)?;
+    let mut drafting = Drafting {
+        input: *input,
+        replace: input.options.replace.iter().collect(),
+        fates: BTreeMap::new(),
+        touched: BTreeMap::new(),
+        rows: Vec::new(),
+        drift: Vec::new(),
+        notes: scope.notes.clone(),
+        faults: Vec::new(),
+    };
+    drafting.decide(&scope);
+    drafting.strays();
+    let leases = drafting.leases();
+    let money = limits::money(&drafting.rows, input, &leases);
+    let over = limits::check(&drafting.rows, &input.options.limits, &money);
+    drafting.faults.extend(over);
+    if !drafting.faults.is_empty() {
+        return Err(drafting.faults);
+    }
+    Ok(drafting.plan(leases, money))
+}
+
+impl<'a> Drafting<'a> {
+    fn decide(&mut self, scope: &scope::Scope) {
+        let input = self.input;
+        let mut recorded = input.recorded.existing().peekable();
+        let mut desired = input.desired.specs.iter().peekable();
+        loop {
+            let address = match (recorded.peek(), desired.peek()) {
+                (Some((r, _)), Some((d, _))) => (*r).min(*d),
+                (Some((r, _)), None) => r,
+                (None, Some((d, _))) => d,
+                (None, None) => break,
+            };
+            let recorded = recorded.next_if(|(a, _)| *a == address).map(|(_, r)| r);
+            let desired = desired.next_if(|(a, _)| *a == address).map(|(_, d)| d);
+            if scope.has(address) {
+                self.row(address, desired, recorded);
+            } else if let Some(recorded) = recorded {
+                self.left_out(address, recorded);
+            }
+        }
+    }
+
+    fn row(
+        &mut self,
+        address: &'a Address,
+        desired: Option<&'a Spec>,
+        recorded: Option<&'a Recorded>,
+    ) {
+        let call = match address {
+            Address::Lease(id) => self.lease(id, desired, recorded),
+            Address::Delivery(id) => self.delivery(id, desired, recorded),
+            Address::Stage(id) => self.stage(id, desired, recorded),
+            Address::Pipeline(name) => self.pipeline(name, desired, recorded),
+            Address::Exposure(name) => self.exposure(name, desired, recorded),
+            // No topology of this version declares one.
+            Address::Bundle(_) => {
+                Call::new(Verdict::Delete, "bundles are not known here").teardown(Verb::Forget)
+            }
+        };
+        let held = recorded.map(|recorded| recorded.generation);
+        let generation = match call.verdict {
+            Verdict::Update | Verdict::Keep | Verdict::Delete => held,
+            Verdict::Create if call.goes_on => held,
+            Verdict::Create | Verdict::Replace => None,
+        };
+        self.rows.push(Row {
+            address: address.clone(),
+            desired,
+            recorded,
+            verdict: call.verdict,
+            generation: generation.unwrap_or_else(|| self.input.recorded.next_generation(address)),
+            reason: call.reason,
+            teardown: call.teardown,
+            build: call.build,
+        });
+    }
+
+    /// What a target or an exclude leaves as it is. On a machine that ends it cannot stay.
+    fn left_out(&mut self, address: &'a Address, recorded: &'a Recorded) {
+        let on = machine_of(address, recorded);
+        let ends = on.is_some_and(|on| self.fate(on) != Fate::Stays);
+        let (verdict, reason, teardown) = match address {
+            Address::Lease(id) => {
+                self.fates.insert(id, Fate::Stays);
+                (Verdict::Keep, "left out of this plan", None)
+            }
+            Address::Delivery(_)
+            | Address::Bundle(_)
+            | Address::Stage(_)
+            | Address::Pipeline(_)
+            | Address::Exposure(_)
+                if ends =>
+            {
+                let reason = "its machine ends; left out of this plan, so not made again";
+                (Verdict::Delete, reason, Some(Verb::Forget))
+            }
+            Address::Delivery(_)
+            | Address::Bundle(_)
+            | Address::Stage(_)
+            | Address::Pipeline(_)
+            | Address::Exposure(_) => (Verdict::Keep, "left out of this plan", None),
+        };
+        self.rows.push(Row {
+            address: address.clone(),
+            desired: None,
+            recorded: Some(recorded),
+            verdict,
+            generation: recorded.generation,
+            reason: reason.to_owned(),
+            teardown,
+            build: &[],
+        });
+    }
+
+    pub(super) fn fate(&self, lease: &LeaseId) -> Fate {
+        self.fates.get(lease).copied().unwrap_or(Fate::Ends)
+    }
+
+    pub(super) fn drifted(&mut self, address: &Address, what: impl Into<String>) {
+        self.drift.push(Drift {
+            address: address.clone(),
+            what: what.into(),
+        });
+    }
+
+    /// The key of a machine that stays.
+    pub(super) fn key(&self, lease: &LeaseId) -> Option<EndpointKey> {
+        Some(self.input.recorded.lease(lease)?.ready.as_ref()?.endpoint)
+    }
+
+    /// What the agent of a machine that stays was seen to have.
+    pub(super) fn agent(&self, lease: &LeaseId) -> Option<&'a ObservedAgent> {
+        match self.input.observed.agents.get(lease)? {
+            Seen::There(agent) if self.fate(lease) == Fate::Stays => Some(agent),
+            Seen::There(_) | Seen::Gone | Seen::Unknown(_) => None,
+        }
+    }
+
+    /// Stages that agents have and nobody recorded there. They end with their machine, and no roster names them.
+    fn strays(&mut self) {
+        for (lease, agent) in &self.input.observed.agents {
+            let Seen::There(agent) = agent else { continue };
+            for stage in agent.stages.keys() {
+                let recorded = self
+                    .input
+                    .recorded
+                    .resources
+                    .get(&Address::Stage(stage.clone()));
+                let here = recorded.is_none_or(|recorded| match &recorded.spec {
+                    Some(Spec::Stage(spec)) => spec.on == *lease,
+                    // Its start was not finished: it may be here.
+                    None => true,
+                    Some(
+                        Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_),
+                    ) => false,
+                });
+                if recorded.is_none() || !here {
+                    self.notes.push(format!(
+                        "{lease} also has a worker for {stage}, which is not recorded there; it ends with the machine"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Money and choice for every lease that is wanted or left as it is.
+    fn leases(&mut self) -> BTreeMap<LeaseId, LeaseTerms> {
+        let needs: Vec<Need<'a>> = self.rows.iter().filter_map(need).collect();
+        let (mut shortlists, faults, notes) = market::assign(&needs, self.input.markets);
+        self.faults.extend(faults);
+        self.notes.extend(notes);
+        let rows = self.rows.iter();
+        rows.filter_map(|row| {
+            let Address::Lease(id) = &row.address else {
+                return None;
+            };
+            let shortlist = shortlists.remove(id).unwrap_or_default();
+            limits::terms(row, shortlist, &self.input).map(|terms| (id.clone(), terms))
+        })
+        .collect()
+    }
+
+    fn plan(self, leases: BTreeMap<LeaseId, LeaseTerms>, money: Money) -> Plan {
+        let input = self.input;
+        let steps = steps::order(&self.rows);
+        let changes = self.rows.into_iter().map(change).collect();
+        let lifetime = jiff::SignedDuration::from_millis(
+            i64::try_from(EXPIRES_AFTER.0).expect("a week is few milliseconds"),
+        );
+        let now = input.options.now;
+        let mut plan = Plan {
+            format: FORMAT,
+            id: PlanId([0; 16]),
+            topology: input.desired.topology.clone(),
+            mode: input.options.mode,
+            lineage: input
+                .recorded
+                .genesis
+                .as_ref()
+                .map(|genesis| genesis.lineage),
+            base: input.recorded.projection(),
+            topology_digest: input.options.topology_digest,
+            drafted_at: now,
+            expires_at: now.checked_add(lifetime).unwrap_or(Timestamp::MAX),
+            observed_at: input.observed.at,
+            drift: self.drift,
+            changes,
+            steps,
+            leases,
+            money,
+            notes: self.notes,
+        };
+        plan.id = plan.digest();
+        plan
+    }
+}
+
+/// The machine that a recorded resource is on.
+pub(super) fn machine_of<'a>(address: &'a Address, recorded: &'a Recorded) -> Option<&'a LeaseId> {
+    match (address, &recorded.spec) {
+        (Address::Lease(_) | Address::Pipeline(_) | Address::Bundle(_), _) => None,
+        (Address::Delivery(lease), _) => Some(lease),
+        (Address::Stage(_), Some(Spec::Stage(spec))) => Some(&spec.on),
+        (Address::Exposure(_), Some(Spec::Exposure(spec))) => Some(&spec.at),
+        (Address::Stage(_) | Address::Exposure(_), _) => None,
+    }
+}
+
+/// The receipt of a recorded lease.
+pub(super) fn lease_receipt(recorded: &Recorded) -> Option<&LeaseReceipt> {
+    match &recorded.receipt {
+        Some(Receipt::Lease(receipt)) => Some(receipt),
+        Some(
+            Receipt::Delivery(_) | Receipt::Stage(_) | Receipt::Pipeline(_) | Receipt::Exposure(_),
+        )
+        | None => None,
+    }
+}
+
+/// The facts that were measured when a recorded lease became ready.
+pub(super) fn measured(receipt: &LeaseReceipt) -> Option<&Facts> {
+    receipt.ready.as_ref().map(|ready| &ready.facts)
+}
+
+/// What a row asks of the market: nothing unless it acquires.
+fn need<'a>(row: &Row<'a>) -> Option<Need<'a>> {
+    let (Some(Spec::Lease(spec)), true) = (row.desired, row.build.contains(&Verb::Acquire)) else {
+        return None;
+    };
+    let Address::Lease(id) = &row.address else {
+        return None;
+    };
+    let held = row.recorded.and_then(lease_receipt);
+    let open = row.recorded.and_then(|recorded| {
+        let (_, open) = recorded.attempts.iter().next_back()?;
+        Some(&open.launch.provider)
+    });
+    Some(Need {
+        lease: id.clone(),
+        spec,
+        frees: held.map(|receipt| &receipt.provider).or(open),
+        unresolved: row.recorded.is_some_and(Recorded::is_unresolved),
+    })
+}
+
+fn change(row: Row<'_>) -> Change {
+    let before = row.recorded.and_then(|recorded| recorded.spec.as_ref());
+    let differ = match row.verdict {
+        Verdict::Update | Verdict::Replace => match (before, row.desired) {
+            (Some(before), Some(after)) => fields::diff(before, after),
+            (None, _) | (_, None) => Vec::<FieldChange>::new(),
+        },
+        Verdict::Create | Verdict::Delete | Verdict::Keep => Vec::new(),
+    };
+    Change {
+        address: row.address,
+        verdict: row.verdict,
+        generation: row.generation,
+        reason: row.reason,
+        fields: differ,
+        spec: match row.verdict {
+            Verdict::Create | Verdict::Update | Verdict::Replace => row.desired.cloned(),
+            Verdict::Delete | Verdict::Keep => None,
+        },
+    }
+}

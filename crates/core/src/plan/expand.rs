@@ -1,0 +1,518 @@
+//! A topology and what is known of its models to the desired world: a spec for every address, and who needs whom.
+//!
+//! The result names no machine and no price. Every fault is reported, not only the first. References between tables
+//! were checked by `topology`; one that does not resolve here is left out, never a panic.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::models::{ModelFacts, ModelShape};
+use crate::diagnostic::Diagnostic;
+use crate::graph::Graph;
+use crate::id::{Address, LeaseId, Name, StageId};
+use crate::resource::{
+    DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare, PipelineSpec,
+    RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
+};
+use crate::topology::{
+    Engine, Exposure, Layers, Lease, Model, Pipeline, ProviderKind, Stages, Topology, Via,
+};
+use crate::unit::{Bytes, MicroDollars, Millis};
+
+/// What should exist.
+#[derive(Clone, Debug)]
+pub struct Desired {
+    /// Of which topology.
+    pub topology: Name,
+    /// What each resource should be.
+    pub specs: BTreeMap<Address, Spec>,
+    /// Who needs whom.
+    pub graph: Graph,
+}
+
+impl Desired {
+    /// Nothing should exist: what a destroy is drafted from.
+    pub fn nothing(topology: Name) -> Self {
+        Self {
+            topology,
+            specs: BTreeMap::new(),
+            graph: Graph::new(),
+        }
+    }
+}
+
+/// A stage with nothing left to decide.
+struct Placed<'a> {
+    on: &'a LeaseId,
+    layers: Option<Layers>,
+    gpus: u32,
+    env: &'a BTreeMap<String, String>,
+}
+
+/// Everything that the desired world is collected from.
+struct Expansion<'a> {
+    topology: &'a Topology,
+    models: &'a BTreeMap<Name, ModelFacts>,
+    shares: BTreeMap<LeaseId, BTreeMap<Name, PipelineShare>>,
+    memory: BTreeMap<LeaseId, Bytes>,
+    gpus: BTreeMap<LeaseId, u32>,
+    entries: BTreeMap<&'a Name, LeaseId>,
+    desired: Desired,
+    faults: Vec<Diagnostic>,
+}
+
+/// What should exist, by address. `models` has the facts of the model of each pipeline that declares one.
+///
+/// # Errors
+/// Every fault: layers that do not cover the model, a model that was not looked at, too many stages for a split.
+pub fn expand(
+    topology: &Topology,
+    models: &BTreeMap<Name, ModelFacts>,
+) -> Result<Desired, Vec<Diagnostic>> {
+    let mut expansion = Expansion {
+        topology,
+        models,
+        shares: BTreeMap::new(),
+        memory: BTreeMap::new(),
+        gpus: BTreeMap::new(),
+        entries: BTreeMap::new(),
+        desired: Desired::nothing(topology.name.clone()),
+        faults: Vec::new(),
+    };
+    for (name, pipeline) in &topology.pipelines {
+        expansion.pipeline(name, pipeline);
+    }
+    for (name, exposure) in &topology.exposures {
+        expansion.exposure(name, exposure);
+    }
+    for (name, lease) in &topology.leases {
+        expansion.leases(name, lease);
+    }
+    expansion.deliveries();
+    let Expansion {
+        mut desired,
+        faults,
+        ..
+    } = expansion;
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    for (address, spec) in &desired.specs {
+        desired.graph.add(address);
+        for dependency in needs(address, spec) {
+            desired.graph.needs(address, &dependency);
+        }
+    }
+    Ok(desired)
+}
+
+/// What a resource with this spec stands on.
+pub(crate) fn needs(address: &Address, spec: &Spec) -> Vec<Address> {
+    match (spec, address) {
+        (Spec::Delivery(_), Address::Delivery(lease)) => vec![Address::Lease(lease.clone())],
+        (Spec::Stage(stage), _) => vec![Address::Delivery(stage.on.clone())],
+        (Spec::Pipeline(spec), Address::Pipeline(name)) => (0..spec.stages.len())
+            .map(|index| {
+                Address::Stage(StageId {
+                    pipeline: name.clone(),
+                    index: u32::try_from(index).expect("fewer stages than that"),
+                })
+            })
+            .collect(),
+        (Spec::Exposure(exposure), _) => exposure
+            .pipelines
+            .keys()
+            .map(|name| Address::Pipeline(name.clone()))
+            .collect(),
+        (Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_), _) => Vec::new(),
+    }
+}
+
+impl<'a> Expansion<'a> {
+    fn pipeline(&mut self, name: &'a Name, pipeline: &'a Pipeline) {
+        let facts = match (&pipeline.model, self.models.get(name)) {
+            (Some(model), None) => return self.unseen(name, model),
+            (Some(_), Some(facts)) => Some(facts),
+            (None, _) => None,
+        };
+        let shape = facts.and_then(|facts| facts.shape.as_ref());
+        let Some(placed) = self.place(name, pipeline, shape) else {
+            return;
+        };
+        let Some(first) = placed.first() else { return };
+        self.entries.insert(name, first.on.clone());
+        if let Some(shape) = shape {
+            self.covers(name, &placed, shape);
+            self.reaches(name, pipeline, shape);
+        }
+        self.share(name, pipeline, &placed, facts);
+        self.stages(name, pipeline, &placed, facts);
+        let spec = PipelineSpec {
+            stages: placed.iter().map(|stage| stage.on.clone()).collect(),
+            prompt: pipeline.check.prompt.clone(),
+            max_tokens: pipeline.check.max_tokens,
+            expect: pipeline.check.expect.clone(),
+            request_timeout: pipeline.request_timeout,
+        };
+        self.desired
+            .specs
+            .insert(Address::Pipeline(name.clone()), Spec::Pipeline(spec));
+    }
+
+    fn unseen(&mut self, name: &Name, model: &Model) {
+        let what = match &model.source {
+            crate::topology::ModelSource::Path(path) => path.display().to_string(),
+            crate::topology::ModelSource::Url(url) => url.clone(),
+        };
+        let fault = Diagnostic::error(
+            "plan/model-unseen",
+            format!("pipeline.{name}: the model {what} has not been looked at"),
+        );
+        self.faults
+            .push(fault.hint("its layers must be known before they can be placed"));
+    }
+
+    fn place(
+        &mut self,
+        name: &Name,
+        pipeline: &'a Pipeline,
+        shape: Option<&ModelShape>,
+    ) -> Option<Vec<Placed<'a>>> {
+        match &pipeline.stages {
+            Stages::Listed(stages) => {
+                let placed = stages.iter().map(|stage| Placed {
+                    on: &stage.on,
+                    layers: stage.layers,
+                    gpus: stage.gpus,
+                    env: &stage.env,
+                });
+                Some(placed.collect())
+            }
+            Stages::Auto { on, env } => {
+                let cuts = match shape {
+                    None => vec![None; on.len()],
+                    Some(shape) => match shape.split(on.len()) {
+                        Some(cuts) => cuts.into_iter().map(Some).collect(),
+                        None => {
+                            self.faults.push(too_many_stages(name, on.len(), shape));
+                            return None;
+                        }
+                    },
+                };
+                let placed = on.iter().zip(cuts).map(|(on, layers)| Placed {
+                    on,
+                    layers,
+                    gpus: 0,
+                    env,
+                });
+                Some(placed.collect())
+            }
+        }
+    }
+
+    /// The layers of a model are placed once each, in order.
+    fn covers(&mut self, name: &Name, placed: &[Placed<'_>], shape: &ModelShape) {
+        let depth = shape.depth();
+        let mut next = 0;
+        for (index, stage) in placed.iter().enumerate() {
+            let at = format!("stage.{name}[{index}]");
+            let Some(layers) = stage.layers else {
+                self.faults.push(
+                    Diagnostic::error("plan/layers", format!("{at}: no layers are given"))
+                        .hint(format!("the model has layers 0..{depth}")),
+                );
+                return;
+            };
+            if layers.end > depth {
+                let message = format!(
+                    "{at}: layers {layers} are out of range, the model has {depth} (0..{depth})"
+                );
+                self.faults
+                    .push(Diagnostic::error("plan/layers", message).hint(format!(
+                        "end the last stage at {depth}, or use split = \"auto\""
+                    )));
+                return;
+            }
+            if layers.start != next {
+                let message = format!(
+                    "{at}: it begins at layer {}, but layer {next} is the next to be placed",
+                    layers.start
+                );
+                self.faults.push(
+                    Diagnostic::error("plan/layers", message)
+                        .hint("stages take the layers in order, each once"),
+                );
+                return;
+            }
+            next = layers.end;
+        }
+        if next != depth {
+            let message =
+                format!("pipeline.{name}: layers {next}..{depth} of its model are on no stage");
+            self.faults
+                .push(Diagnostic::error("plan/layers", message).hint(format!(
+                    "end the last stage at {depth}, or use split = \"auto\""
+                )));
+        }
+    }
+
+    fn reaches(&mut self, name: &Name, pipeline: &Pipeline, shape: &ModelShape) {
+        if let Some(context) = pipeline.context.filter(|context| *context > shape.context) {
+            let message = format!(
+                "pipeline.{name}: context = {context}, but its model attends to {} tokens",
+                shape.context
+            );
+            self.faults.push(
+                Diagnostic::error("plan/context", message)
+                    .hint("leave `context` out to take the model's"),
+            );
+        }
+    }
+
+    /// What each machine of the pipeline needs of it.
+    fn share(
+        &mut self,
+        name: &Name,
+        pipeline: &Pipeline,
+        placed: &[Placed<'_>],
+        facts: Option<&ModelFacts>,
+    ) {
+        let count = u32::try_from(placed.len()).expect("fewer stages than that");
+        let roster: Vec<RosterLine> = placed
+            .iter()
+            .map(|stage| RosterLine {
+                lease: stage.on.clone(),
+                layers: stage.layers,
+            })
+            .collect();
+        let machines: BTreeSet<&LeaseId> = placed.iter().map(|stage| stage.on).collect();
+        for lease in machines {
+            let share = PipelineShare {
+                shard: facts.map(|facts| shard(facts, placed, lease)),
+                roster: roster.clone(),
+                prompt_from: Vec::new(),
+                max_in_flight: pipeline.max_in_flight.unwrap_or(4 * count),
+                request_timeout: pipeline.request_timeout,
+                dtype: pipeline.dtype,
+            };
+            self.shares
+                .entry(lease.clone())
+                .or_default()
+                .insert(name.clone(), share);
+        }
+        let Some(shape) = facts.and_then(|facts| facts.shape.as_ref()) else {
+            return;
+        };
+        let context = pipeline.context.unwrap_or(shape.context);
+        for (index, stage) in placed.iter().enumerate() {
+            let Some(layers) = stage.layers else { continue };
+            let weights = shape.weights(&[layers], index == 0, index + 1 == placed.len());
+            let need = weights.0 + shape.cache(layers, context).0;
+            self.memory.entry(stage.on.clone()).or_default().0 += need;
+        }
+    }
+
+    fn stages(
+        &mut self,
+        name: &Name,
+        pipeline: &Pipeline,
+        placed: &[Placed<'_>],
+        facts: Option<&ModelFacts>,
+    ) {
+        let engine = match &pipeline.engine {
+            Engine::Native => EngineSpec::Native,
+            Engine::Command(argv) => EngineSpec::Command(argv.clone()),
+            Engine::Stub => EngineSpec::Stub,
+        };
+        let num_stages = u32::try_from(placed.len()).expect("fewer stages than that");
+        for (index, stage) in (0_u32..).zip(placed) {
+            let mut env = pipeline.env.clone();
+            env.extend(stage.env.iter().map(|(k, v)| (k.clone(), v.clone())));
+            let taken = self.gpus.entry(stage.on.clone()).or_default();
+            let gpus = (*taken..*taken + stage.gpus).collect();
+            *taken += stage.gpus;
+            let spec = StageSpec {
+                on: stage.on.clone(),
+                num_stages,
+                engine: engine.clone(),
+                layers: stage.layers,
+                model: facts.map(|facts| facts.sha256),
+                engine_args: pipeline.engine_args.clone(),
+                env,
+                secrets: pipeline.secrets.clone(),
+                gpus,
+                dtype: pipeline.dtype,
+                context: pipeline.context,
+                ready_timeout: pipeline.ready_timeout,
+            };
+            let id = StageId {
+                pipeline: name.clone(),
+                index,
+            };
+            self.desired
+                .specs
+                .insert(Address::Stage(id), Spec::Stage(spec));
+        }
+    }
+
+    fn exposure(&mut self, name: &'a Name, exposure: &'a Exposure) {
+        let entry = |pipeline: &Name| Some((pipeline.clone(), self.entries.get(pipeline)?.clone()));
+        let pipelines: BTreeMap<Name, LeaseId> =
+            exposure.pipelines.iter().filter_map(entry).collect();
+        let Some(at) = exposure.pipelines.first().and_then(|p| pipelines.get(p)) else {
+            return;
+        };
+        for pipeline in pipelines.keys().filter(|p| pipelines[*p] != *at) {
+            for shares in self.shares.values_mut() {
+                if let Some(share) = shares.get_mut(pipeline)
+                    && let Err(place) = share.prompt_from.binary_search(at)
+                {
+                    share.prompt_from.insert(place, at.clone());
+                }
+            }
+        }
+        let via = match &exposure.via {
+            Via::Loopback { listen, api_key } => ViaSpec::Loopback {
+                listen: *listen,
+                api_key: api_key.clone(),
+            },
+        };
+        let spec = ExposureSpec {
+            at: at.clone(),
+            pipelines,
+            serve: exposure.serve,
+            via,
+        };
+        self.desired
+            .specs
+            .insert(Address::Exposure(name.clone()), Spec::Exposure(spec));
+    }
+
+    fn leases(&mut self, name: &Name, lease: &Lease) {
+        let plain = LeaseSpec {
+            terms: self.terms(lease),
+            memory: Bytes(0),
+            idle_timeout: self.least(lease, lease.idle_timeout, |o| Some(o.idle_timeout)),
+            max_lifetime: self.least(lease, lease.max_lifetime, |o| Some(o.max_lifetime)),
+            acquire_timeout: Some(self.least(lease, lease.acquire_timeout, |o| o.acquire_timeout))
+                .filter(|timeout| *timeout != Millis::NEVER),
+        };
+        for index in 0..lease.count {
+            let id = LeaseId {
+                name: name.clone(),
+                index,
+            };
+            let spec = LeaseSpec {
+                memory: self.memory.get(&id).copied().unwrap_or_default(),
+                ..plain.clone()
+            };
+            self.desired
+                .specs
+                .insert(Address::Lease(id), Spec::Lease(spec));
+        }
+    }
+
+    fn least(
+        &self,
+        lease: &Lease,
+        own: Option<Millis>,
+        of: impl Fn(&crate::topology::Offer) -> Option<Millis>,
+    ) -> Millis {
+        let offers = lease.offers.iter();
+        offers
+            .filter_map(|name| of(self.topology.offers.get(name)?))
+            .chain(own)
+            .min()
+            .unwrap_or(Millis::NEVER)
+    }
+
+    fn terms(&self, lease: &Lease) -> Vec<Terms> {
+        let offers = lease.offers.iter();
+        offers
+            .filter_map(|name| {
+                let offer = self.topology.offers.get(name)?;
+                let provider = self.topology.providers.get(&offer.provider)?;
+                let kind = match provider.kind {
+                    ProviderKind::Local { .. } => "local",
+                };
+                let limits = [
+                    offer.max_price_per_hour,
+                    lease.max_price_per_hour,
+                    self.topology.limits.max_price_per_hour,
+                ];
+                Some(Terms {
+                    offer: name.clone(),
+                    provider: offer.provider.clone(),
+                    provider_kind: kind.to_owned(),
+                    requirement: both(&offer.requirement, &lease.requirement),
+                    ceiling: limits.into_iter().flatten().min(),
+                })
+            })
+            .collect()
+    }
+
+    fn deliveries(&mut self) {
+        for (lease, pipelines) in std::mem::take(&mut self.shares) {
+            self.desired.specs.insert(
+                Address::Delivery(lease),
+                Spec::Delivery(DeliverySpec { pipelines }),
+            );
+        }
+    }
+}
+
+fn both(
+    offer: &crate::offer::Requirement,
+    lease: &crate::offer::Requirement,
+) -> crate::offer::Requirement {
+    if *lease == crate::offer::Requirement::default() {
+        offer.clone()
+    } else {
+        lease.clone()
+    }
+}
+
+fn too_many_stages(name: &Name, stages: usize, shape: &ModelShape) -> Diagnostic {
+    let message = format!(
+        "pipeline.{name}: {stages} stages cannot share the {} layers of its model",
+        shape.depth()
+    );
+    Diagnostic::error("plan/layers", message)
+        .hint("name fewer machines; each stage takes at least one layer")
+}
+
+/// The part of the model that one machine needs, over all of its stages.
+fn shard(facts: &ModelFacts, placed: &[Placed<'_>], lease: &LeaseId) -> Shard {
+    let mut layers: Vec<Layers> = Vec::new();
+    for stage in placed.iter().filter(|stage| stage.on == lease) {
+        let Some(more) = stage.layers else { continue };
+        match layers.last_mut() {
+            Some(last) if last.end == more.start => last.end = more.end,
+            Some(_) | None => layers.push(more),
+        }
+    }
+    let entry = placed.first().is_some_and(|stage| stage.on == lease);
+    let exit = placed.last().is_some_and(|stage| stage.on == lease);
+    let bytes = match &facts.shape {
+        Some(shape) => shape.weights(&layers, entry, exit),
+        None => facts.size,
+    };
+    Shard {
+        model: ModelRef {
+            sha256: facts.sha256,
+            size: facts.size,
+            origin: facts.origin.clone(),
+        },
+        layers,
+        entry,
+        exit,
+        bytes,
+    }
+}
+
+/// The most that a machine of this lease may cost, whichever of its terms it is rented under; none is no cap.
+pub(crate) fn ceiling(spec: &LeaseSpec) -> Option<MicroDollars> {
+    spec.terms
+        .iter()
+        .map(|terms| terms.ceiling)
+        .try_fold(MicroDollars::ZERO, |most, ceiling| Some(most.max(ceiling?)))
+}

@@ -1,0 +1,245 @@
+//! The verdict for a lease: the one resource that costs money.
+//!
+//! A machine is given up only for a reason that was seen: a trusted listing without it, a provider's word that it is
+//! broken, measured facts or a price that no longer fit. Doubt is resolved by the step itself, never by guessing.
+
+use super::Verdict;
+use super::draft::{Call, Drafting, Fate, lease_receipt, measured};
+use super::market::unfit;
+use crate::id::{Address, LeaseId};
+use crate::journal::Verb;
+use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
+use crate::state::{Recorded, Seen};
+use crate::unit::MicroDollars;
+
+/// Rents a machine and waits for its agent.
+const MAKE: &[Verb] = &[Verb::Acquire, Verb::Await];
+
+impl<'a> Drafting<'a> {
+    pub(super) fn lease(
+        &mut self,
+        id: &'a LeaseId,
+        desired: Option<&'a Spec>,
+        recorded: Option<&'a Recorded>,
+    ) -> Call {
+        let call = match (desired, recorded) {
+            (Some(Spec::Lease(spec)), Some(recorded)) => self.both(id, spec, recorded),
+            (Some(_), None) => self.missing(id),
+            (_, recorded) => self.surplus(id, recorded),
+        };
+        let fate = match call.verdict {
+            Verdict::Create | Verdict::Replace => Fate::New,
+            Verdict::Update | Verdict::Keep => Fate::Stays,
+            Verdict::Delete => Fate::Ends,
+        };
+        self.fates.insert(id, fate);
+        call
+    }
+
+    fn missing(&self, id: &LeaseId) -> Call {
+        let tried = self
+            .input
+            .recorded
+            .resources
+            .get(&Address::Lease(id.clone()))
+            .is_some_and(|recorded| recorded.last_attempt.0 > 0);
+        let reason = if tried {
+            "declared; the last tries to rent it were refused"
+        } else if self
+            .input
+            .recorded
+            .generations
+            .contains_key(&Address::Lease(id.clone()))
+        {
+            "declared, and no machine is recorded any more"
+        } else {
+            "declared, not there yet"
+        };
+        Call::new(Verdict::Create, reason).build(MAKE)
+    }
+
+    fn surplus(&mut self, id: &LeaseId, recorded: Option<&Recorded>) -> Call {
+        if let Some(receipt) = recorded.and_then(lease_receipt) {
+            let _ = self.lost(id, receipt);
+        }
+        let mut reason = match self.input.options.mode {
+            super::Mode::Destroy => String::from("destroy ends everything"),
+            super::Mode::Apply => String::from("no longer declared"),
+        };
+        if recorded.is_some_and(Recorded::is_unresolved) {
+            reason.push_str("; a try is unresolved and may bill: it is looked for first");
+        }
+        Call::new(Verdict::Delete, reason).teardown(Verb::Release)
+    }
+
+    fn both(&mut self, id: &'a LeaseId, spec: &LeaseSpec, recorded: &Recorded) -> Call {
+        let again = |reason: String| {
+            Call::new(Verdict::Replace, reason)
+                .teardown(Verb::Release)
+                .build(MAKE)
+        };
+        let releasing = recorded
+            .pending
+            .as_ref()
+            .is_some_and(|pending| pending.verb == Verb::Release);
+        if releasing {
+            return again("its release was begun and is not proven yet".to_owned());
+        }
+        let Some(receipt) = lease_receipt(recorded) else {
+            return unresolved(recorded);
+        };
+        if let Some(why) = self.lost(id, receipt) {
+            return again(why);
+        }
+        if self.replace.contains(&Address::Lease(id.clone())) {
+            return again("asked for by --replace".to_owned());
+        }
+        if let Some(why) = self.misfits(id, spec, receipt) {
+            return again(why);
+        }
+        settle(spec, recorded, receipt)
+    }
+
+    /// Why the machine must be given up, by what was seen.
+    fn lost(&mut self, id: &LeaseId, receipt: &LeaseReceipt) -> Option<String> {
+        let address = Address::Lease(id.clone());
+        let machine = &receipt.machine;
+        let observed = self.input.observed;
+        let why = match observed.leases.get(id) {
+            Some(Seen::Gone) if self.is_blind(receipt) => {
+                self.notes.push(format!(
+                    "{id}: provider `{}` cannot be seen, so its machine {machine} is taken to be there",
+                    receipt.provider
+                ));
+                None
+            }
+            Some(Seen::Gone) => Some(format!(
+                "its machine {machine} is gone: the complete listing of provider `{}` does not have it",
+                receipt.provider
+            )),
+            Some(Seen::There(seen)) => {
+                if let Some(dead) = &seen.dead {
+                    Some(format!("its machine {machine} is dead: {dead}"))
+                } else {
+                    if seen.price_per_hour != receipt.price_per_hour {
+                        let what = format!(
+                            "costs {}/h now, {}/h when it was rented",
+                            seen.price_per_hour, receipt.price_per_hour
+                        );
+                        self.drifted(&address, what);
+                    }
+                    None
+                }
+            }
+            Some(Seen::Unknown(cause)) => {
+                self.notes.push(format!(
+                    "{id}: nobody could tell whether its machine {machine} is there ({}); it is kept",
+                    cause.message
+                ));
+                None
+            }
+            None => None,
+        };
+        let why = why.or_else(|| self.deaf(id, receipt));
+        if let Some(why) = &why {
+            self.drifted(&address, why.clone());
+        }
+        why
+    }
+
+    fn deaf(&mut self, id: &LeaseId, receipt: &LeaseReceipt) -> Option<String> {
+        match self.input.observed.agents.get(id) {
+            Some(Seen::Gone) => Some(format!(
+                "the agent on its machine {} is gone",
+                receipt.machine
+            )),
+            Some(Seen::Unknown(cause)) => {
+                self.notes.push(format!(
+                    "{id}: its agent did not answer ({}); what it has is taken as recorded",
+                    cause.message
+                ));
+                None
+            }
+            Some(Seen::There(_)) | None => None,
+        }
+    }
+
+    fn is_blind(&self, receipt: &LeaseReceipt) -> bool {
+        let market = self.input.markets.get(&receipt.provider);
+        market.is_some_and(|market| market.quotes.is_err())
+    }
+
+    /// Why a machine that is there is not what is declared any more.
+    fn misfits(&self, id: &LeaseId, spec: &LeaseSpec, receipt: &LeaseReceipt) -> Option<String> {
+        let ours = |terms: &&crate::resource::Terms| {
+            terms.provider == receipt.provider && terms.provider_kind == receipt.provider_kind
+        };
+        let price = self.price(id, receipt);
+        let mut closest: Option<(bool, Vec<String>)> = None;
+        for terms in spec.terms.iter().filter(ours) {
+            let why = unfit(terms, spec.memory, measured(receipt), price);
+            if why.is_empty() {
+                return None;
+            }
+            let same = terms.offer == receipt.offer;
+            if closest.as_ref().is_none_or(|(was, _)| same && !was) {
+                closest = Some((same, why));
+            }
+        }
+        Some(match closest {
+            Some((_, why)) => format!("its machine no longer fits: {}", why.join(", ")),
+            None => format!(
+                "its provider `{}` ({}) is no longer among its offers",
+                receipt.provider, receipt.provider_kind
+            ),
+        })
+    }
+
+    /// What a machine costs now, as far as it was seen.
+    fn price(&self, id: &LeaseId, receipt: &LeaseReceipt) -> MicroDollars {
+        match self.input.observed.leases.get(id) {
+            Some(Seen::There(seen)) => seen.price_per_hour,
+            Some(Seen::Gone | Seen::Unknown(_)) | None => receipt.price_per_hour,
+        }
+    }
+}
+
+/// A machine may be there that nobody has the id of. The acquire step looks for it before it does anything else.
+fn unresolved(recorded: &Recorded) -> Call {
+    let reason = match recorded.attempts.iter().next_back() {
+        Some((attempt, open)) => format!(
+            "unresolved, may bill: try {attempt} at provider `{}` has no answer; it is looked for before anything is rented",
+            open.launch.provider
+        ),
+        None => "its rental was begun and not finished".to_owned(),
+    };
+    Call {
+        goes_on: true,
+        ..Call::new(Verdict::Create, reason).build(MAKE)
+    }
+}
+
+/// A machine that is kept: what is still to be done about it.
+fn settle(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt) -> Call {
+    let ready = receipt.ready.is_some();
+    if recorded.is_unresolved() {
+        let reason = "an earlier try may still appear and bill: it is looked for";
+        let build: &[Verb] = if ready { &[Verb::Acquire] } else { MAKE };
+        return Call::new(Verdict::Update, reason).build(build);
+    }
+    let pending = recorded.pending.as_ref().map(|pending| pending.verb);
+    if !ready || pending == Some(Verb::Await) {
+        return Call::new(Verdict::Update, "was not ready yet").build(&[Verb::Await]);
+    }
+    let limits = |spec: &LeaseSpec| (spec.idle_timeout, spec.max_lifetime);
+    let changed = match &recorded.spec {
+        Some(Spec::Lease(before)) => limits(before) != limits(spec),
+        Some(Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_)) | None => {
+            true
+        }
+    };
+    if changed || pending.is_some() {
+        return Call::new(Verdict::Update, "its limits changed").build(&[Verb::Record]);
+    }
+    Call::new(Verdict::Keep, "as declared")
+}

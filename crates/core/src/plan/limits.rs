@@ -1,0 +1,166 @@
+//! Money of a plan, and the caps that it must keep.
+//!
+//! A try that is not proven gone counts at its ceiling. A machine that is replaced is released before the next one is
+//! rented, so the two never run at once; one that is ended while others are rented does.
+
+use super::draft::{Draft, Row, lease_receipt};
+use super::expand::ceiling;
+use super::{Choice, EndsBy, LeaseTerms, Money, Verdict};
+use crate::diagnostic::Diagnostic;
+use crate::id::{Address, LeaseId};
+use crate::journal::Verb;
+use crate::resource::{LeaseSpec, Spec};
+use crate::state::{Recorded, Seen};
+use crate::topology::Limits;
+use crate::unit::MicroDollars;
+use std::collections::BTreeMap;
+
+/// Money and choice of one lease; none when it is ended.
+pub(super) fn terms(
+    row: &Row<'_>,
+    shortlist: Vec<Choice>,
+    input: &Draft<'_>,
+) -> Option<LeaseTerms> {
+    if row.verdict == Verdict::Delete {
+        return None;
+    }
+    let Address::Lease(id) = &row.address else {
+        return None;
+    };
+    let spec = match (row.desired, row.recorded.and_then(|r| r.spec.as_ref())) {
+        (Some(Spec::Lease(spec)), _) | (None, Some(Spec::Lease(spec))) => Some(spec),
+        (_, _) => None,
+    };
+    let held = row.recorded.and_then(lease_receipt);
+    let kept = held.filter(|_| row.teardown.is_none());
+    let price = match (kept, shortlist.first()) {
+        (Some(receipt), _) => match input.observed.leases.get(id) {
+            Some(Seen::There(seen)) => seen.price_per_hour,
+            Some(Seen::Gone | Seen::Unknown(_)) | None => receipt.price_per_hour,
+        },
+        (None, Some(choice)) => choice.quote.price_per_hour,
+        (None, None) => row
+            .recorded
+            .map(Recorded::committed_per_hour)
+            .unwrap_or_default(),
+    };
+    let free = match kept {
+        Some(receipt) => match input.markets.get(&receipt.provider) {
+            Some(market) => market.free,
+            None => price == MicroDollars::ZERO,
+        },
+        None => spec.is_some_and(|spec| all_free(spec, input)),
+    };
+    Some(LeaseTerms {
+        price_per_hour: price,
+        ceiling: spec.and_then(ceiling),
+        unresolved: row.recorded.is_some_and(Recorded::is_unresolved),
+        shortlist,
+        ends: if free { EndsBy::Free } else { EndsBy::Nobody },
+    })
+}
+
+fn all_free(spec: &LeaseSpec, input: &Draft<'_>) -> bool {
+    let mut terms = spec.terms.iter();
+    terms.all(|terms| {
+        input
+            .markets
+            .get(&terms.provider)
+            .is_some_and(|market| market.free)
+    })
+}
+
+/// Money in sum.
+pub(super) fn money(
+    rows: &[Row<'_>],
+    input: &Draft<'_>,
+    leases: &BTreeMap<LeaseId, LeaseTerms>,
+) -> Money {
+    let mut money = Money::default();
+    for row in rows {
+        let Address::Lease(id) = &row.address else {
+            continue;
+        };
+        let now = row
+            .recorded
+            .map(Recorded::committed_per_hour)
+            .unwrap_or_default();
+        money.now_per_hour = money.now_per_hour.saturating_add(now);
+        let Some(terms) = leases.get(id) else {
+            money.at_most_per_hour = money.at_most_per_hour.saturating_add(now);
+            continue;
+        };
+        money.leases_after += 1;
+        money.after_per_hour = money.after_per_hour.saturating_add(terms.price_per_hour);
+        let most = if row.build.contains(&Verb::Acquire) {
+            at_most(row, terms, input)
+        } else {
+            terms.price_per_hour
+        };
+        money.at_most_per_hour = money.at_most_per_hour.saturating_add(now.max(most));
+    }
+    money
+}
+
+/// The most that one new machine may cost: the ceiling where a fresh quote may be taken, nothing where all is free.
+fn at_most(row: &Row<'_>, terms: &LeaseTerms, input: &Draft<'_>) -> MicroDollars {
+    let listed = terms
+        .shortlist
+        .iter()
+        .map(|choice| choice.quote.price_per_hour)
+        .max();
+    let listed = listed.unwrap_or_default();
+    match row.desired {
+        Some(Spec::Lease(spec)) if all_free(spec, input) => listed,
+        _ => terms.ceiling.unwrap_or(listed).max(listed),
+    }
+}
+
+/// The caps that this plan would break. A plan that rents nothing breaks none.
+pub(super) fn check(rows: &[Row<'_>], limits: &Limits, money: &Money) -> Vec<Diagnostic> {
+    let rents = rows.iter().any(|row| row.build.contains(&Verb::Acquire));
+    if !rents {
+        return Vec::new();
+    }
+    let mut over = Vec::new();
+    if let Some(cap) = limits.max_total_per_hour {
+        if money.after_per_hour > cap {
+            over.push(
+                Diagnostic::error(
+                    "plan/over-limit",
+                    format!(
+                        "afterwards {}/h would run, limits.max_total_per_hour is {cap}",
+                        money.after_per_hour
+                    ),
+                )
+                .hint("raise limits.max_total_per_hour, or lower a `count`"),
+            );
+        } else if money.at_most_per_hour > cap {
+            over.push(
+                Diagnostic::error(
+                    "plan/over-limit",
+                    format!(
+                        "up to {}/h could run at once, limits.max_total_per_hour is {cap}",
+                        money.at_most_per_hour
+                    ),
+                )
+                .hint(
+                    "that is every machine at its ceiling: lower max_price_per_hour of the offers, or raise limits.max_total_per_hour",
+                ),
+            );
+        }
+    }
+    if let Some(cap) = limits.max_leases.filter(|cap| money.leases_after > *cap) {
+        over.push(
+            Diagnostic::error(
+                "plan/over-limit",
+                format!(
+                    "afterwards there would be {} leases, limits.max_leases is {cap}",
+                    money.leases_after
+                ),
+            )
+            .hint("raise limits.max_leases, or lower a `count`"),
+        );
+    }
+    over
+}

@@ -1,0 +1,168 @@
+//! What a plan is about: everything, or what targets and excludes leave of it.
+//!
+//! A target takes with it all that it needs; an exclude takes away all that needs it. What is left out is said.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::draft::Draft;
+use super::expand::needs;
+use super::parts::named;
+use crate::diagnostic::Diagnostic;
+use crate::graph::Graph;
+use crate::id::Address;
+use crate::resource::Spec;
+
+/// The addresses that a plan may change.
+pub(super) struct Scope {
+    /// None is everything.
+    only: Option<BTreeSet<Address>>,
+    /// What is left out, in words.
+    pub(super) notes: Vec<String>,
+}
+
+impl Scope {
+    /// # Errors
+    /// Addresses that name nothing.
+    pub(super) fn find(input: &Draft<'_>) -> Result<Self, Vec<Diagnostic>> {
+        let options = input.options;
+        let asked = [
+            ("--target", &options.targets),
+            ("--exclude", &options.excludes),
+            ("--replace", &options.replace),
+        ];
+        let faults: Vec<Diagnostic> = asked
+            .iter()
+            .flat_map(|(flag, addresses)| addresses.iter().map(move |address| (*flag, address)))
+            .filter(|(_, address)| !exists(input, address))
+            .map(|(flag, address)| unknown(input, flag, address))
+            .collect();
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        if options.targets.is_empty() && options.excludes.is_empty() {
+            return Ok(Self {
+                only: None,
+                notes: Vec::new(),
+            });
+        }
+        let (wanted, surplus) = graphs(input);
+        let mut only: BTreeSet<Address> = if options.targets.is_empty() {
+            input
+                .desired
+                .specs
+                .keys()
+                .chain(input.recorded.existing().map(|(a, _)| a))
+                .cloned()
+                .collect()
+        } else {
+            let mut only = wanted.with_dependencies(&options.targets);
+            // Ending a resource ends what stands on it.
+            only.extend(
+                surplus.with_dependents(options.targets.iter().filter(|a| surplus.contains(a))),
+            );
+            only.extend(options.targets.iter().cloned());
+            only
+        };
+        let mut without = wanted.with_dependents(&options.excludes);
+        without.extend(surplus.with_dependencies(&options.excludes));
+        without.extend(options.excludes.iter().cloned());
+        only.retain(|address| !without.contains(address));
+        let out = input
+            .desired
+            .specs
+            .keys()
+            .chain(
+                input
+                    .recorded
+                    .existing()
+                    .map(|(a, _)| a)
+                    .filter(|a| !input.desired.specs.contains_key(*a)),
+            )
+            .filter(|address| !only.contains(address));
+        let notes = left_out(out);
+        Ok(Self {
+            only: Some(only),
+            notes,
+        })
+    }
+
+    pub(super) fn has(&self, address: &Address) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(address))
+    }
+}
+
+fn exists(input: &Draft<'_>, address: &Address) -> bool {
+    let recorded = input.recorded.resources.get(address);
+    input.desired.specs.contains_key(address) || recorded.is_some_and(|recorded| recorded.exists())
+}
+
+fn unknown(input: &Draft<'_>, flag: &str, address: &Address) -> Diagnostic {
+    let wanted = address.to_string();
+    let near = input
+        .desired
+        .specs
+        .keys()
+        .chain(input.recorded.resources.keys())
+        .filter(|other| other.kind() == address.kind())
+        .map(ToString::to_string)
+        .map(|other| (strsim::damerau_levenshtein(&wanted, &other), other))
+        .min();
+    let message = format!("{flag} {wanted}: nothing of that address is declared or recorded");
+    let fault = Diagnostic::error("plan/unknown-address", message);
+    match near {
+        Some((_, near)) => fault.hint(format!("did you mean {near}?")),
+        None => fault.hint("`stageline state list` names what is recorded"),
+    }
+}
+
+/// Who needs whom among what is declared, and among what is only recorded. A delivery also needs every machine that
+/// its rosters name, since it carries their keys.
+fn graphs(input: &Draft<'_>) -> (Graph, Graph) {
+    let (mut wanted, mut surplus) = (Graph::new(), Graph::new());
+    for (address, spec) in &input.desired.specs {
+        link(&mut wanted, address, spec);
+    }
+    for (address, recorded) in input.recorded.existing() {
+        if input.desired.specs.contains_key(address) {
+            continue;
+        }
+        surplus.add(address);
+        if let Some(spec) = &recorded.spec {
+            for dependency in needs(address, spec) {
+                surplus.needs(address, &dependency);
+            }
+        }
+    }
+    (wanted, surplus)
+}
+
+fn link(graph: &mut Graph, address: &Address, spec: &Spec) {
+    graph.add(address);
+    for dependency in needs(address, spec) {
+        graph.needs(address, &dependency);
+    }
+    if let Spec::Delivery(delivery) = spec {
+        let machines: BTreeSet<_> = named(delivery).collect();
+        for lease in machines {
+            graph.needs(address, &Address::Lease(lease.clone()));
+        }
+    }
+}
+
+/// One sentence for each kind, with names when they are few.
+fn left_out<'a>(out: impl Iterator<Item = &'a Address>) -> Vec<String> {
+    let mut kinds: BTreeMap<&'static str, Vec<&Address>> = BTreeMap::new();
+    for address in out {
+        kinds.entry(address.kind()).or_default().push(address);
+    }
+    kinds
+        .into_iter()
+        .map(|(kind, all)| match all.len() {
+            0..=4 => {
+                let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+                format!("left out: {}", names.join(", "))
+            }
+            n => format!("left out: {n} of kind {kind}, {} to {}", all[0], all[n - 1]),
+        })
+        .collect()
+}

@@ -1,0 +1,4 @@
+//! Behaviour of the planner through its public functions.
+
+mod basics;
+mod world;
