@@ -150,12 +150,10 @@ impl Exposures {
         }
         TcpListener::bind(listen).await.map_err(|error| {
             let lease = &self.lease;
-            let what = match error.kind() {
-                ErrorKind::AddrInUse => format!("{listen} is in use on {lease} already"),
-                ErrorKind::PermissionDenied => {
-                    format!("{lease} may not listen on {listen}: permission denied")
-                }
-                _ => format!("{lease} cannot listen on {listen}: {error}"),
+            let what = if error.kind() == ErrorKind::AddrInUse {
+                format!("{listen} is in use on {lease} already")
+            } else {
+                format!("{lease} cannot listen on {listen}: {error}")
             };
             let port = listen.port();
             Refusal::new("address", format!("exposure.{exposure}: {what}")).hint(format!(

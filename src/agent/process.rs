@@ -83,7 +83,6 @@ impl Process {
         pid_file: PathBuf,
         dir: &Path,
     ) -> Result<Self, String> {
-        let program = launch.program.display();
         let mut child = Command::new(&launch.program)
             .args(&launch.args)
             .env_clear()
@@ -95,15 +94,7 @@ impl Process {
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| match error.kind() {
-                std::io::ErrorKind::NotFound => {
-                    format!("the program `{program}` does not exist on this machine")
-                }
-                std::io::ErrorKind::PermissionDenied => {
-                    format!("the program `{program}` may not be run: permission denied")
-                }
-                _ => format!("the program `{program}` cannot be started: {error}"),
-            })?;
+            .map_err(|error| not_started(&launch.program, &error))?;
         let gone = || "the worker ended before it began".to_owned();
         let number = child.id().and_then(|id| i32::try_from(id).ok());
         let group = number.and_then(Pid::from_raw).ok_or_else(gone)?;
@@ -160,6 +151,16 @@ impl Process {
         }
         folder::remove_file(&self.pid_file).ok();
         status.ok().and_then(Result::ok)
+    }
+}
+
+/// Why a program was not started, in words.
+fn not_started(program: &Path, error: &std::io::Error) -> String {
+    let program = program.display();
+    if error.kind() == std::io::ErrorKind::NotFound {
+        format!("the program `{program}` does not exist on this machine")
+    } else {
+        format!("the program `{program}` cannot be started: {error}")
     }
 }
 
@@ -221,7 +222,7 @@ async fn read(
             continue;
         }
         decoder.push(&buffer[..read]);
-        while let Some(message) = decoder.next() {
+        for message in decoder.by_ref() {
             listening &= listener.take(message).await;
             if !listening {
                 break;

@@ -261,7 +261,10 @@ impl Exchange {
         let mut stripper = Stripper::default();
         let plain = stripper.push(&bytes);
         self.send.write_all(&plain).await.map_err(broken)?;
-        while follow {
+        if !follow {
+            return Ok(());
+        }
+        loop {
             tokio::select! {
                 // Whoever followed has gone.
                 _ = self.send.stopped() => return Ok(()),
@@ -272,7 +275,6 @@ impl Exchange {
             let plain = stripper.push(&bytes);
             self.send.write_all(&plain).await.map_err(broken)?;
         }
-        Ok(())
     }
 }
 

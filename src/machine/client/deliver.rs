@@ -1,0 +1,259 @@
+//! A delivery: the parts of models that a machine lacks, then shares and rosters, all at once.
+//!
+//! What always holds: nothing acts on a delivery before its model is present; what is there already is not sent again,
+//! whether an earlier delivery ended or was cut.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use iroh::endpoint::{Connection, RecvStream, SendStream};
+use stageline_core::id::{EndpointKey, LeaseId, Name, Sha256};
+use stageline_core::resource::{Contact, ModelOrigin, ModelRef, PipelineShare, Shard};
+use tokio::time::timeout;
+
+use super::model::ModelFile;
+use super::{AgentClient, GRACE, Lost, QUIETLY, REQUEST_MAX, answer, lost, odd, open, refused};
+use crate::machine::control::{
+    CHUNK_MAX, Chunk, DeliveredShare, Envelope, Refusal, Reply, Request, VERSION,
+};
+use crate::machine::spans::Spans;
+use crate::machine::{Delivery, MachineError, Target};
+use crate::pipeline::keys::Secret;
+use crate::pipeline::roster::{Roster, RosterHead, SignedRoster};
+
+/// How long the other side may take no byte.
+const STALL_MAX: Duration = Duration::from_secs(60);
+
+/// Where the bytes of a model come from, and which of them are needed.
+struct Needed {
+    model: ModelRef,
+    spans: Spans,
+    source: Source,
+}
+
+enum Source {
+    /// We send them.
+    File(Arc<ModelFile>),
+    /// The machine fetches them.
+    Url(String),
+}
+
+impl AgentClient {
+    pub(super) async fn deliver_all(
+        &self,
+        target: &Target,
+        delivery: Delivery<'_>,
+    ) -> Result<(), MachineError> {
+        let ours = |refusal| refused(&target.lease, refusal);
+        let mut models: BTreeMap<Sha256, Needed> = BTreeMap::new();
+        let mut shares = BTreeMap::new();
+        for (pipeline, share) in &delivery.spec.pipelines {
+            let spans = match &share.shard {
+                None => Spans::default(),
+                Some(shard) => self
+                    .need(shard, &mut models, delivery.progress)
+                    .await
+                    .map_err(ours)?,
+            };
+            let roster = self.roster(pipeline, share, &delivery).map_err(ours)?;
+            let share = DeliveredShare {
+                share: share.clone(),
+                spans: spans.into(),
+                roster,
+            };
+            shares.insert(pipeline.clone(), share);
+        }
+        let total = models.values().map(|needed| needed.spans.bytes()).sum();
+        let mut before = 0;
+        for needed in models.values() {
+            let progress = |done: u64| (delivery.progress)(before + done, total);
+            self.bring(target, needed, &progress).await?;
+            before += needed.spans.bytes();
+        }
+        let request = Request::Deliver { pipelines: shares };
+        self.ask_done(target, request, GRACE, QUIETLY).await
+    }
+
+    /// Adds what a shard needs to the models of this delivery; returns its ranges.
+    async fn need(
+        &self,
+        shard: &Shard,
+        models: &mut BTreeMap<Sha256, Needed>,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Spans, Refusal> {
+        let model = &shard.model;
+        let size = model.size.0;
+        let source = match &model.origin {
+            ModelOrigin::Operator(path) => Source::File(self.models.open(path, model).await?),
+            ModelOrigin::OperatorUrl(url) => {
+                let told = |done| progress(done, size);
+                let path = self.models.fetched(url, model, &self.cache, told).await?;
+                Source::File(self.models.open(&path, model).await?)
+            }
+            ModelOrigin::MachineUrl(url) => Source::Url(url.clone()),
+        };
+        let spans = match &source {
+            Source::File(file) => ranges(file, shard).await?,
+            Source::Url(_) => Spans::whole(size),
+        };
+        let entry = models.entry(model.sha256).or_insert_with(|| Needed {
+            model: model.clone(),
+            spans: Spans::default(),
+            source,
+        });
+        for span in spans.iter() {
+            entry.spans.add(span);
+        }
+        Ok(spans)
+    }
+
+    fn roster(
+        &self,
+        pipeline: &Name,
+        share: &PipelineShare,
+        delivery: &Delivery<'_>,
+    ) -> Result<SignedRoster, Refusal> {
+        let missing = |lease: &LeaseId| {
+            let message = format!("{pipeline}: the roster names {lease}, whose agent is not known");
+            Refusal::new("roster", message)
+        };
+        let peers: BTreeMap<LeaseId, (EndpointKey, Contact)> = delivery
+            .peers
+            .iter()
+            .map(|(lease, peer)| (lease.clone(), (peer.endpoint, peer.contact.clone())))
+            .collect();
+        let prompters = share
+            .prompt_from
+            .iter()
+            .map(|lease| {
+                let peer = peers.get(lease).ok_or_else(|| missing(lease))?;
+                Ok(peer.0)
+            })
+            .collect::<Result<_, Refusal>>()?;
+        let head = RosterHead {
+            lineage: self.lineage,
+            pipeline: pipeline.clone(),
+            revision: delivery.revision,
+            operator: self.operator.operator(),
+            prompters,
+        };
+        let roster = Roster::of_share(head, share, &peers).map_err(|lease| missing(&lease))?;
+        sign(&roster, &self.operator)
+    }
+
+    /// Makes one model present as far as it is needed.
+    async fn bring(
+        &self,
+        target: &Target,
+        needed: &Needed,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), MachineError> {
+        match &needed.source {
+            Source::Url(url) => {
+                let request = Request::Fetch {
+                    sha256: needed.model.sha256,
+                    size: needed.model.size,
+                    url: url.clone(),
+                };
+                let told = |_: &str, done: u64, _: u64| progress(done);
+                self.ask_done(target, request, REQUEST_MAX, &told).await?;
+            }
+            Source::File(file) => {
+                let envelope = Envelope {
+                    version: VERSION,
+                    request: Request::Blob {
+                        sha256: needed.model.sha256,
+                        size: needed.model.size,
+                        spans: needed.spans.clone().into(),
+                    },
+                };
+                let attempt = |connection: Connection| {
+                    let (envelope, spans) = (&envelope, &needed.spans);
+                    async move { send_all(&connection, envelope, file, spans, progress).await }
+                };
+                self.dial.with(target, attempt).await?;
+            }
+        }
+        progress(needed.spans.bytes());
+        Ok(())
+    }
+}
+
+fn sign(roster: &Roster, operator: &Secret) -> Result<SignedRoster, Refusal> {
+    roster
+        .sign(operator)
+        .map_err(|error| Refusal::new("roster", format!("{}: {error}", roster.pipeline)))
+}
+
+/// The bytes of a model file that a shard needs.
+async fn ranges(file: &Arc<ModelFile>, shard: &Shard) -> Result<Spans, Refusal> {
+    let _ = file;
+    Ok(Spans::whole(shard.model.size.0))
+}
+
+/// Sends what is missing of the needed ranges.
+async fn send_all(
+    connection: &Connection,
+    envelope: &Envelope,
+    file: &Arc<ModelFile>,
+    needed: &Spans,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(), Lost> {
+    let (mut send, mut recv) = open(connection, envelope).await?;
+    let present = match answer(&mut recv, QUIETLY).await? {
+        Reply::Have { present } => Spans::from(present),
+        other => return Err(Lost::Refused(odd(&other))),
+    };
+    let missing = needed.without(&present);
+    let mut done = needed.bytes() - missing.bytes();
+    progress(done);
+    for span in missing.iter() {
+        let mut offset = span.start;
+        while offset < span.end {
+            let left = usize::try_from(span.end - offset).unwrap_or(usize::MAX);
+            let length = left.min(CHUNK_MAX);
+            let data = file.read(offset, length).await.map_err(Lost::Refused)?;
+            let chunk = Chunk { offset, data };
+            if let Err(why) = send_chunk(&mut send, &chunk).await {
+                return Err(said_before(&mut recv, why).await);
+            }
+            let sent = u64::try_from(length).unwrap_or(0);
+            offset += sent;
+            done += sent;
+            progress(done);
+        }
+    }
+    let end = Chunk {
+        offset: 0,
+        data: Vec::new(),
+    };
+    if let Err(why) = send_chunk(&mut send, &end).await {
+        return Err(said_before(&mut recv, why).await);
+    }
+    match timeout(STALL_MAX, answer(&mut recv, QUIETLY)).await {
+        Ok(Ok(Reply::Done)) => Ok(()),
+        Ok(Ok(other)) => Err(Lost::Refused(odd(&other))),
+        Ok(Err(why)) => Err(why),
+        Err(_) => Err(Lost::Stream("it does not say that all is there".to_owned())),
+    }
+}
+
+async fn send_chunk(send: &mut SendStream, chunk: &Chunk) -> Result<(), Lost> {
+    match timeout(STALL_MAX, send.write_all(&chunk.encode())).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(lost(error)),
+        Err(_) => {
+            let stall = STALL_MAX.as_secs();
+            Err(Lost::Stream(format!("it took no byte for {stall} s")))
+        }
+    }
+}
+
+/// An agent that refuses in the middle says why before it stops reading.
+async fn said_before(recv: &mut RecvStream, why: Lost) -> Lost {
+    match timeout(GRACE, answer(recv, QUIETLY)).await {
+        Ok(Err(said @ Lost::Refused(_))) => said,
+        Ok(Ok(_) | Err(Lost::Stream(_))) | Err(_) => why,
+    }
+}
