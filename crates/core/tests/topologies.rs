@@ -153,7 +153,7 @@ fn a_file_with_any_bytes_changed_is_read_or_refused() {
     };
     for case in MUTATED {
         let text = fs::read_to_string(root.join(case).join("topology.toml")).expect("a case");
-        for _ in 0..250 {
+        for _ in 0..120 {
             let mut changed: Vec<char> = text.chars().collect();
             for _ in 0..=draw(3) {
                 let at = draw(changed.len());

@@ -27,109 +27,125 @@ pub fn diagnostics(all: &[Diagnostic], files: &[SourceFile], color: bool, width:
     } else {
         Renderer::plain()
     };
-    let renderer = renderer.term_width(width.max(40));
-    let masked: Vec<&Place> = all
-        .iter()
-        .filter(|diagnostic| diagnostic.code.ends_with("/plain-secret"))
-        .filter_map(|diagnostic| diagnostic.place.as_ref())
-        .collect();
+    let drawing = Drawing {
+        renderer: renderer.term_width(width.max(40)),
+        sources: files.iter().map(Source::of).collect(),
+        masked: all
+            .iter()
+            .filter(|diagnostic| diagnostic.code.ends_with("/plain-secret"))
+            .filter_map(|diagnostic| diagnostic.place.as_ref())
+            .collect(),
+    };
     let mut text = String::new();
     for diagnostic in all {
-        text.push_str(&one(diagnostic, files, &masked, &renderer));
+        text.push_str(&drawing.one(diagnostic));
         text.push_str("\n\n");
     }
     text
 }
 
-fn one(
-    diagnostic: &Diagnostic,
-    files: &[SourceFile],
-    masked: &[&Place],
-    renderer: &Renderer,
-) -> String {
-    let level = match diagnostic.severity {
-        Severity::Error => Level::ERROR,
-        Severity::Warning => Level::WARNING,
-    };
-    let message = plain(&diagnostic.message);
-    let title = level.primary_title(message.as_str()).id(diagnostic.code);
-    let excerpt = diagnostic
-        .place
-        .as_ref()
-        .and_then(|place| Excerpt::of(place, files, masked));
-    let group = match &excerpt {
-        Some(excerpt) => title.element(
-            Snippet::source(excerpt.line.as_str())
-                .line_start(excerpt.number)
-                .path(excerpt.file.as_str())
-                .annotation(AnnotationKind::Primary.span(excerpt.start..excerpt.end)),
-        ),
-        None => Group::with_title(title),
-    };
-    let mut text = renderer.render(&[group]);
-    if let Some(hint) = &diagnostic.hint {
-        let hint = plain(hint);
-        let title = Level::HELP
-            .with_name(Some("hint"))
-            .secondary_title(hint.as_str());
-        text.push('\n');
-        text.push_str(&renderer.render(&[Group::with_title(title)]));
-    }
-    text
+/// A file, and where its lines begin.
+struct Source<'a> {
+    file: &'a SourceFile,
+    lines: Vec<usize>,
 }
 
-/// One line of a file, and the place in it.
+impl<'a> Source<'a> {
+    fn of(file: &'a SourceFile) -> Self {
+        let breaks = file.text.bytes().enumerate();
+        let after = breaks.filter_map(|(at, byte)| (byte == b'\n').then_some(at + 1));
+        Self {
+            file,
+            lines: std::iter::once(0).chain(after).collect(),
+        }
+    }
+}
+
+struct Drawing<'a> {
+    renderer: Renderer,
+    sources: Vec<Source<'a>>,
+    /// Secrets that stand in the files as plain text.
+    masked: Vec<&'a Place>,
+}
+
+impl Drawing<'_> {
+    fn one(&self, diagnostic: &Diagnostic) -> String {
+        let level = match diagnostic.severity {
+            Severity::Error => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let message = plain(&diagnostic.message);
+        let title = level.primary_title(message.as_str()).id(diagnostic.code);
+        let excerpt = diagnostic
+            .place
+            .as_ref()
+            .and_then(|place| self.excerpt(place));
+        let group = match &excerpt {
+            Some(excerpt) => title.element(
+                Snippet::source(excerpt.line.as_str())
+                    .line_start(excerpt.number)
+                    .path(excerpt.file.as_str())
+                    .annotation(AnnotationKind::Primary.span(excerpt.span.clone())),
+            ),
+            None => Group::with_title(title),
+        };
+        let mut text = self.renderer.render(&[group]);
+        if let Some(hint) = &diagnostic.hint {
+            let hint = plain(hint);
+            let level = Level::HELP.with_name(Some("hint"));
+            let title = level.secondary_title(hint.as_str());
+            text.push('\n');
+            text.push_str(&self.renderer.render(&[Group::with_title(title)]));
+        }
+        text
+    }
+
+    fn excerpt(&self, place: &Place) -> Option<Excerpt> {
+        let mut sources = self.sources.iter();
+        let source = sources.find(|source| source.file.name == place.file)?;
+        let text = &source.file.text;
+        let start = floor(text, place.span.start);
+        let number = source.lines.partition_point(|begin| *begin <= start);
+        let begin = source.lines.get(number - 1).copied()?;
+        let next = source.lines.get(number).map_or(text.len(), |next| next - 1);
+        let end = floor(text, place.span.end).clamp(start, next.max(start));
+        let line_end = next.min(floor(text, start.saturating_add(EXCERPT_MAX)));
+        let line = text[begin..line_end.max(begin)].trim_end_matches('\r');
+        let is_masked = |at: usize| {
+            let mut of_file = self.masked.iter().filter(|other| other.file == place.file);
+            of_file.any(|other| other.span.contains(&at))
+        };
+        let shown = |(at, c): (usize, char)| {
+            if is_masked(begin + at) {
+                hidden(c)
+            } else {
+                visible(c)
+            }
+        };
+        // Replacing characters moves bytes: both ends are found again by what stands before them.
+        let moved = |at: usize| {
+            let before = line.get(..at.saturating_sub(begin).min(line.len()));
+            before
+                .unwrap_or(line)
+                .char_indices()
+                .map(|c| shown(c).len_utf8())
+                .sum()
+        };
+        Some(Excerpt {
+            file: plain(&place.file),
+            line: line.char_indices().map(shown).collect(),
+            number,
+            span: moved(start)..moved(end),
+        })
+    }
+}
+
+/// One line of a file, as it is shown, and the place in it.
 struct Excerpt {
     file: String,
     line: String,
     number: usize,
-    start: usize,
-    end: usize,
-}
-
-impl Excerpt {
-    fn of(place: &Place, files: &[SourceFile], masked: &[&Place]) -> Option<Self> {
-        let text = &files.iter().find(|file| file.name == place.file)?.text;
-        let start = floor(text, place.span.start);
-        // The end of a file without a last newline is shown at its last line, not at an empty one after it.
-        let begin = text[..start].rfind('\n').map_or(0, |at| at + 1);
-        let end_of_line = text[begin..].find('\n').map_or(text.len(), |at| begin + at);
-        let end = floor(text, place.span.end).clamp(start, end_of_line.max(start));
-        let number = 1 + text.as_bytes()[..begin]
-            .iter()
-            .filter(|byte| **byte == b'\n')
-            .count();
-        let line_end = end_of_line.min(floor(text, start.saturating_add(EXCERPT_MAX)));
-        let line = text[begin..line_end.max(begin)].trim_end_matches('\r');
-        let is_masked = |at: usize| {
-            let mut of_file = masked.iter().filter(|other| other.file == place.file);
-            of_file.any(|other| other.span.contains(&at))
-        };
-        let clean: String = line
-            .char_indices()
-            .map(|(at, c)| {
-                if is_masked(begin + at) {
-                    hidden(c)
-                } else {
-                    visible(c)
-                }
-            })
-            .collect();
-        // Replacing characters moves bytes: both ends are found again by what stands before them.
-        let moved = |at: usize| {
-            let before = line
-                .get(..at.saturating_sub(begin).min(line.len()))
-                .unwrap_or(line);
-            before.chars().map(|c| visible(c).len_utf8()).sum::<usize>()
-        };
-        Some(Self {
-            file: plain(&place.file),
-            start: moved(start),
-            end: moved(end),
-            line: clean,
-            number,
-        })
-    }
+    span: std::ops::Range<usize>,
 }
 
 /// The nearest character boundary at or before an offset.
@@ -149,14 +165,9 @@ fn visible(c: char) -> char {
     }
 }
 
-/// A character of a secret that stands in the file as plain text: as long as the real one, so that places still fit.
+/// What stands for a character of a secret.
 fn hidden(c: char) -> char {
-    match visible(c).len_utf8() {
-        1 => '*',
-        2 => '¤',
-        3 => '※',
-        _ => '\u{1f512}',
-    }
+    if c == '\t' { c } else { '*' }
 }
 
 fn plain(text: &str) -> String {

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use super::keys::{Change, Choice, Key, Kind, Need, ROOT, TableDef};
 use super::read::first_sentence;
-use crate::diagnostic::suggestion;
 use crate::offer::FIELDS;
 
 /// A key with the path that leads to it, such as `lease.NAME.count`.
@@ -226,12 +225,6 @@ fn explain_entry(entry: &Entry) -> String {
         }
     }
     text
-}
-
-/// "did you mean" for a key that [`explain`] does not know.
-pub fn explain_hint(near: &[String]) -> String {
-    let near: Vec<&str> = near.iter().map(String::as_str).collect();
-    suggestion("", &near)
 }
 
 const INTRODUCTION: &str = "\

@@ -1,11 +1,14 @@
 //! The files of one topology: parsed, merged, resolved, read.
 
+use std::collections::BTreeSet;
+
 use super::keys::{Kind, ROOT};
 use super::read::Reader;
 use super::value::{self, SourceFile, Table, Value};
 use super::vars::{self, VarSources};
-use super::{Lease, Stages, Topology, build, interpolate, numbered};
+use super::{Stages, Topology, build, interpolate, numbered};
 use crate::diagnostic::{Diagnostic, Severity};
+use crate::id::Name;
 
 /// Reads one topology from its files, in the order given, later ones over earlier ones.
 ///
@@ -80,12 +83,13 @@ fn warn_unused(reader: &Reader<'_>, topology: &Topology, root: &Table) {
             );
         }
     };
+    let taken: BTreeSet<&Name> = topology
+        .leases
+        .values()
+        .flat_map(|lease| &lease.offers)
+        .collect();
     for name in topology.offers.keys() {
-        if !topology
-            .leases
-            .values()
-            .any(|lease: &Lease| lease.offers.contains(name))
-        {
+        if !taken.contains(name) {
             warn(
                 "offer",
                 name.as_str(),
@@ -94,7 +98,7 @@ fn warn_unused(reader: &Reader<'_>, topology: &Topology, root: &Table) {
             );
         }
     }
-    let mut on = std::collections::BTreeSet::new();
+    let mut on = BTreeSet::new();
     for pipeline in topology.pipelines.values() {
         match &pipeline.stages {
             Stages::Listed(stages) => on.extend(stages.iter().map(|stage| &stage.on.name)),
@@ -147,18 +151,19 @@ fn still_true(
         .collect()
 }
 
-/// Whether a place lies on the line of a syntax error, or after it and before the next table: it may stand in the wrong
-/// table there.
+/// Whether a place lies on the line of a syntax error, which was not read. When that line was a table's header, what
+/// follows up to the next header was read into another table.
 fn is_shadowed(text: &str, error: usize, place: usize) -> bool {
-    let line = text
-        .get(..error)
-        .and_then(|before| before.rfind('\n'))
-        .map_or(0, |end| end + 1);
-    let next = text
-        .get(error..)
-        .and_then(|after| after.find("\n["))
-        .map_or(text.len(), |at| error + at);
-    (line..=next).contains(&place)
+    let before = text.get(..error).unwrap_or_default();
+    let begin = before.rfind('\n').map_or(0, |end| end + 1);
+    let line = text.get(begin..).unwrap_or_default();
+    let until = if line.trim_start().starts_with('[') {
+        "\n["
+    } else {
+        "\n"
+    };
+    let end = line.find(until).map_or(text.len(), |at| begin + at);
+    (begin..=end).contains(&place)
 }
 
 fn in_order(mut all: Vec<Diagnostic>, files: &[SourceFile], vars: &VarSources) -> Vec<Diagnostic> {

@@ -147,7 +147,8 @@ impl Value {
     }
 }
 
-/// A file as a tree, as far as it could be read, and its syntax errors.
+/// A file as a tree, and its syntax errors. With errors the tree is that of the file without the lines they stand on, or
+/// empty when it cannot be read even so.
 pub(super) fn parse(source: &SourceFile, file: usize) -> (Table, Vec<Diagnostic>) {
     if source.text.len() > FILE_BYTES_MAX {
         return (
@@ -156,26 +157,86 @@ pub(super) fn parse(source: &SourceFile, file: usize) -> (Table, Vec<Diagnostic>
         );
     }
     let (root, errors) = DeTable::parse_recoverable(&source.text);
-    let end = source.text.len();
-    let errors = errors
+    let mut lines = std::collections::BTreeSet::new();
+    let errors: Vec<Diagnostic> = errors
         .iter()
+        .map(|error| syntax(source, error))
+        // After the first on a line come its echoes.
+        .filter(|(line, _)| lines.insert(*line))
+        .map(|(_, diagnostic)| diagnostic)
         .take(SYNTAX_ERRORS_MAX)
-        .map(|error| {
-            let span = error.span().unwrap_or(end..end);
-            let place = Place {
-                file: source.name.clone(),
-                span: span.start.min(end)..span.end.min(end),
-            };
-            let message = error
-                .message()
-                .lines()
-                .next()
-                .unwrap_or("not TOML")
-                .to_owned();
-            Diagnostic::error("topology/syntax", message).at(place)
-        })
         .collect();
-    (table(root.into_inner(), file), errors)
+    if errors.is_empty() {
+        (table(root.into_inner(), file), errors)
+    } else {
+        (mended(&source.text, &errors, file), errors)
+    }
+}
+
+/// What can be read around syntax errors. Lines are emptied and not removed, so that places stay true.
+fn mended(text: &str, errors: &[Diagnostic], file: usize) -> Table {
+    const ROUNDS: usize = 3;
+    let mut bytes = text.as_bytes().to_vec();
+    let mut wrong: Vec<usize> = errors
+        .iter()
+        .filter_map(|error| error.place.as_ref().map(|place| place.span.start))
+        .collect();
+    for _ in 0..ROUNDS {
+        for at in wrong {
+            let at = at.min(bytes.len());
+            let begin = bytes[..at]
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |end| end + 1);
+            let line = bytes[begin..].iter_mut().take_while(|byte| **byte != b'\n');
+            line.for_each(|byte| *byte = b' ');
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let (root, errors) = DeTable::parse_recoverable(&text);
+        if errors.is_empty() {
+            return table(root.into_inner(), file);
+        }
+        let spans = errors.iter().map(toml::de::Error::span);
+        wrong = spans
+            .map(|span| span.map_or(0, |span| span.start))
+            .collect();
+    }
+    Table::default()
+}
+
+/// A syntax error and where its line begins. The parser's words, but where they do not say what to do.
+fn syntax(source: &SourceFile, error: &toml::de::Error) -> (usize, Diagnostic) {
+    let text = source.text.as_str();
+    let end = text.len();
+    let span = error.span().unwrap_or(end..end);
+    let place = Place {
+        file: source.name.clone(),
+        span: span.start.min(end)..span.end.min(end),
+    };
+    let before = text.get(..place.span.start).unwrap_or_default();
+    let line = before.rfind('\n').map_or(0, |at| at + 1);
+    let rest = text.get(place.span.start..).unwrap_or_default();
+    let nothing = matches!(
+        rest.trim_start_matches([' ', '\t', '\r']).chars().next(),
+        None | Some('\n' | '#')
+    );
+    let words = error.message().lines().next().unwrap_or("not TOML");
+    let unquoted = words.starts_with("string values must be quoted");
+    let (message, hint) = if unquoted && nothing {
+        ("a value is missing after `=`", None)
+    } else if unquoted {
+        ("a string must stand in quotes", Some("such as \"text\""))
+    } else if words == "duplicate key" {
+        (
+            "this key or table stands here a second time",
+            Some("each may stand once in a file; `[[..]]` begins one item of a list"),
+        )
+    } else {
+        (words, None)
+    };
+    let mut diagnostic = Diagnostic::error("topology/syntax", message).at(place);
+    diagnostic.hint = hint.map(str::to_owned);
+    (line, diagnostic)
 }
 
 fn table(from: DeTable<'_>, file: usize) -> Table {
