@@ -17,6 +17,7 @@ pub mod failure;
 pub mod gguf;
 pub mod hop;
 pub mod level;
+pub mod linear;
 pub mod llama;
 pub mod sample;
 pub mod serve;

@@ -18,6 +18,7 @@ use stageline_core::stage_protocol::Layers;
 use crate::cache::LayerCache;
 use crate::failure::Failure;
 use crate::gguf::ModelFile;
+use crate::linear::{Input, Linear};
 
 /// The numbers of a model, out of its header.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,22 +113,6 @@ fn rope_scale(file: &ModelFile) -> std::result::Result<f64, Failure> {
         Some(other) => Err(file.failure(format!(
             "scales positions by `{other}`; this worker knows `linear` only"
         ))),
-    }
-}
-
-/// A weight matrix, and what is added to its product where the model has it.
-struct Linear {
-    weight: QMatMul,
-    bias: Option<Tensor>,
-}
-
-impl Linear {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let product = self.weight.forward(x)?;
-        match &self.bias {
-            None => Ok(product),
-            Some(bias) => product.broadcast_add(bias),
-        }
     }
 }
 
@@ -445,10 +430,7 @@ impl Loader<'_> {
         } else {
             None
         };
-        Ok(Linear {
-            weight: QMatMul::from_qtensor(weight)?,
-            bias,
-        })
+        Ok(Linear::new(weight, bias)?)
     }
 }
 
@@ -461,17 +443,17 @@ impl Block {
         cache: &mut LayerCache,
         config: &Config,
     ) -> Result<Tensor> {
-        let normed = rms_norm(x, &self.attention_norm, config.rms_epsilon)?;
+        let normed = Input::new(rms_norm(x, &self.attention_norm, config.rms_epsilon)?);
         let attended = self.attention(&normed, position, turns, cache, config)?;
-        let x = (x + self.output.forward(&attended)?)?;
-        let normed = rms_norm(&x, &self.feed_forward_norm, config.rms_epsilon)?;
+        let x = (x + self.output.forward(&Input::new(attended))?)?;
+        let normed = Input::new(rms_norm(&x, &self.feed_forward_norm, config.rms_epsilon)?);
         let inner = (silu(&self.gate.forward(&normed)?)? * self.up.forward(&normed)?)?;
-        x + self.down.forward(&inner)?
+        x + self.down.forward(&Input::new(inner))?
     }
 
     fn attention(
         &self,
-        x: &Tensor,
+        x: &Input,
         position: usize,
         (cosines, sines): &(Tensor, Tensor),
         cache: &mut LayerCache,
@@ -483,7 +465,7 @@ impl Block {
             head,
             ..
         } = config;
-        let positions = x.dim(0)?;
+        let positions = cosines.dim(0)?;
         // One position per batch entry: so the rotation needs no transposed copy.
         let rotated = |x: Tensor, heads: usize| {
             rope_i(&x.reshape((positions, heads, 1, head))?, cosines, sines)
@@ -495,7 +477,7 @@ impl Block {
             .forward(x)?
             .reshape((positions, kv_heads, head))?;
         let (keys, values) = cache.append(&keys, &values)?;
-        let attended = if x.device().is_cpu() {
+        let attended = if queries.device().is_cpu() {
             attend_cpu(&queries, &keys, &values, position)?
         } else {
             attend(&queries, &keys, &values, position)?

@@ -214,7 +214,7 @@ fn the_forward_computes_what_a_plain_one_does() {
     );
     for parts in [&[17, 23][..], &[1; 40], &[39, 1]] {
         assert!(
-            distance(&whole, &run(parts)) < 0.01,
+            distance(&whole, &run(parts)) < 0.05,
             "{parts:?}: {}",
             distance(&whole, &run(parts))
         );
