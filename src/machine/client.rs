@@ -166,10 +166,11 @@ impl AgentClient {
         longest: Duration,
         told: &(dyn Fn(&str, u64, u64) + Sync),
     ) -> Result<(), MachineError> {
-        match self.ask(target, request, longest, told).await? {
-            Reply::Done => Ok(()),
-            other => Err(refused(&target.lease, odd(&other))),
-        }
+        let reply = self.ask(target, request, longest, told).await?;
+        let Reply::Done = reply else {
+            return Err(refused(&target.lease, odd(&reply)));
+        };
+        Ok(())
     }
 }
 
@@ -244,10 +245,11 @@ const QUIETLY: &(dyn Fn(&str, u64, u64) + Sync) = &|_, _, _| {};
 #[async_trait]
 impl Machines for AgentClient {
     async fn status(&self, target: &Target) -> Result<AgentStatus, MachineError> {
-        match self.ask(target, Request::Status, GRACE, QUIETLY).await? {
-            Reply::Status(status) => Ok(*status),
-            other => Err(refused(&target.lease, odd(&other))),
-        }
+        let reply = self.ask(target, Request::Status, GRACE, QUIETLY).await?;
+        let Reply::Status(status) = reply else {
+            return Err(refused(&target.lease, odd(&reply)));
+        };
+        Ok(*status)
     }
 
     async fn deliver(&self, target: &Target, delivery: Delivery<'_>) -> Result<(), MachineError> {
@@ -292,10 +294,11 @@ impl Machines for AgentClient {
             timeout: spec.request_timeout,
         };
         let longest = spec.request_timeout.duration();
-        match self.ask(entry, request, longest, QUIETLY).await? {
-            Reply::Answer(answer) => Ok(answer),
-            other => Err(refused(&entry.lease, odd(&other))),
-        }
+        let reply = self.ask(entry, request, longest, QUIETLY).await?;
+        let Reply::Answer(answer) = reply else {
+            return Err(refused(&entry.lease, odd(&reply)));
+        };
+        Ok(answer)
     }
 
     async fn expose(
@@ -319,10 +322,11 @@ impl Machines for AgentClient {
                 .collect(),
             api_key: api_key.map(Secret),
         };
-        match self.ask(target, request, GRACE, QUIETLY).await? {
-            Reply::Url { url } => Ok(plain::message(&url, 300)),
-            other => Err(refused(&target.lease, odd(&other))),
-        }
+        let reply = self.ask(target, request, GRACE, QUIETLY).await?;
+        let Reply::Url { url } = reply else {
+            return Err(refused(&target.lease, odd(&reply)));
+        };
+        Ok(plain::message(&url, 300))
     }
 
     async fn unexpose(&self, target: &Target, exposure: &Name) -> Result<(), MachineError> {
@@ -356,10 +360,11 @@ impl Machines for AgentClient {
             let envelope = &envelope;
             async move {
                 let (send, mut recv) = open(&connection, envelope).await?;
-                match answer(&mut recv, QUIETLY).await? {
-                    Reply::Done => Ok((connection, send, recv)),
-                    other => Err(Lost::Refused(odd(&other))),
-                }
+                let reply = answer(&mut recv, QUIETLY).await?;
+                let Reply::Done = reply else {
+                    return Err(Lost::Refused(odd(&reply)));
+                };
+                Ok((connection, send, recv))
             }
         };
         let (connection, send, recv) = self.dial.with(target, attempt).await?;

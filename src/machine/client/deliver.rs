@@ -201,10 +201,11 @@ async fn send_all(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Lost> {
     let (mut send, mut recv) = open(connection, envelope).await?;
-    let present = match answer(&mut recv, QUIETLY).await? {
-        Reply::Have { present } => Spans::from(present),
-        other => return Err(Lost::Refused(odd(&other))),
+    let reply = answer(&mut recv, QUIETLY).await?;
+    let Reply::Have { present } = reply else {
+        return Err(Lost::Refused(odd(&reply)));
     };
+    let present = Spans::from(present);
     let missing = needed.without(&present);
     let mut done = needed.bytes() - missing.bytes();
     progress(done);
