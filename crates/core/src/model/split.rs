@@ -1,0 +1,229 @@
+//! Where to cut a model into stages.
+//!
+//! The slowest stage decides the speed of a pipeline, so the cuts make the stage with the most arithmetic as small as it
+//! can be, where the arithmetic of a token is the number of weights that it is multiplied with, the output head included.
+//! Among such cuts the largest share of bytes is made small, then the work is made even, then cuts come early. Memory is
+//! a limit, never a wish. The result is a pure function of its arguments.
+
+use super::{Index, ModelError, Part, part_of};
+use crate::topology::Layers;
+use crate::unit::Bytes;
+
+/// Why a model cannot be dealt to these machines.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SplitError {
+    /// More stages than layers, or none.
+    #[error("{blocks} layers cannot be dealt to {stages} stages: each takes at least one")]
+    Stages {
+        /// How many layers there are.
+        blocks: u32,
+        /// How many stages are asked for.
+        stages: usize,
+    },
+    /// No cuts fit the memory.
+    #[error("{}", does_not_fit(needed, memory))]
+    Memory {
+        /// What the best cuts without that limit take, stage by stage.
+        needed: Vec<Bytes>,
+        /// What the machines have.
+        memory: Vec<Option<Bytes>>,
+    },
+    /// The model itself is at fault.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+fn does_not_fit(needed: &[Bytes], memory: &[Option<Bytes>]) -> String {
+    let list = |items: Vec<String>| items.join(", ");
+    let needed = list(needed.iter().map(Bytes::to_string).collect());
+    let have = memory
+        .iter()
+        .map(|memory| memory.map_or("any".to_owned(), |bytes| bytes.to_string()));
+    let have = list(have.collect());
+    format!(
+        "no cut of the model fits the machines' memory: the best one takes {needed}; they have {have}"
+    )
+}
+
+/// Costs of all layers, summed up so that each part is a difference.
+struct Costs {
+    work: Vec<u64>,
+    bytes: Vec<u64>,
+    cache: u64,
+    entry_bytes: u64,
+    exit_bytes: u64,
+    both_bytes: u64,
+    exit_work: u64,
+    blocks: usize,
+}
+
+impl Costs {
+    fn of(index: &Index, tokens: u64) -> Result<Self, ModelError> {
+        let blocks = index.blocks as usize;
+        let mut work = vec![0_u64; blocks + 1];
+        let mut exit_work = 0_u64;
+        for (name, tensor) in index.tensors.iter().filter(|(_, tensor)| tensor.is_matrix) {
+            match part_of(name) {
+                Part::Block(block) => {
+                    if let Some(sum) = work.get_mut(block as usize + 1) {
+                        *sum = sum.saturating_add(tensor.numbers);
+                    }
+                }
+                Part::Output => exit_work = exit_work.saturating_add(tensor.numbers),
+                Part::Embedding if index.is_tied => {
+                    exit_work = exit_work.saturating_add(tensor.numbers);
+                }
+                Part::Embedding | Part::Common => {}
+            }
+        }
+        let base = index.bytes_of(&[], false, false)?.0;
+        let mut bytes = vec![0];
+        for start in 0..index.blocks {
+            let end = start + 1;
+            let one = index.bytes_of(&[Layers { start, end }], false, false)?.0;
+            bytes.push(one.saturating_sub(base));
+        }
+        for block in 1..=blocks {
+            work[block] = work[block].saturating_add(work[block - 1]);
+            bytes[block] = bytes[block].saturating_add(bytes[block - 1]);
+        }
+        Ok(Self {
+            work,
+            bytes,
+            cache: index.cache_of_block(tokens),
+            entry_bytes: index.bytes_of(&[], true, false)?.0 - base,
+            exit_bytes: index.bytes_of(&[], false, true)?.0 - base,
+            both_bytes: index.bytes_of(&[], true, true)?.0 - base,
+            exit_work,
+            blocks,
+        })
+    }
+
+    fn work(&self, start: usize, end: usize) -> u64 {
+        let head = if end == self.blocks {
+            self.exit_work
+        } else {
+            0
+        };
+        (self.work[end] - self.work[start]).saturating_add(head)
+    }
+
+    fn bytes(&self, start: usize, end: usize) -> u64 {
+        let ends = match (start == 0, end == self.blocks) {
+            (false, false) => 0,
+            (true, false) => self.entry_bytes,
+            (false, true) => self.exit_bytes,
+            (true, true) => self.both_bytes,
+        };
+        (self.bytes[end] - self.bytes[start]).saturating_add(ends)
+    }
+
+    fn memory(&self, start: usize, end: usize) -> u64 {
+        let cache = self.cache.saturating_mul((end - start) as u64);
+        self.bytes(start, end).saturating_add(cache)
+    }
+}
+
+/// Deals the layers to `memory.len()` stages. Each machine's free memory is a limit where it is known; `tokens` is how
+/// many positions are kept at once, over all requests.
+///
+/// # Errors
+/// [`SplitError`] with the numbers, when there is no such split.
+pub fn split_auto(
+    index: &Index,
+    memory: &[Option<Bytes>],
+    tokens: u64,
+) -> Result<Vec<Layers>, SplitError> {
+    let (blocks, stages) = (index.blocks as usize, memory.len());
+    if stages == 0 || stages > blocks {
+        return Err(SplitError::Stages {
+            blocks: index.blocks,
+            stages,
+        });
+    }
+    let costs = Costs::of(index, tokens)?;
+    let fits = |stage: usize, start: usize, end: usize| {
+        memory[stage].is_none_or(|limit| costs.memory(start, end) <= limit.0)
+    };
+    let cuts = best_cuts(&costs, stages, &fits).ok_or_else(|| {
+        let cuts = best_cuts(&costs, stages, &|_, _, _| true);
+        let cuts = cuts.expect("without a limit there is always one");
+        let needed = cuts.windows(2);
+        SplitError::Memory {
+            needed: needed.map(|c| Bytes(costs.memory(c[0], c[1]))).collect(),
+            memory: memory.to_vec(),
+        }
+    })?;
+    let number = |cut: usize| u32::try_from(cut).expect("at most the number of layers");
+    let layers = cuts.windows(2).map(|cut| Layers {
+        start: number(cut[0]),
+        end: number(cut[1]),
+    });
+    Ok(layers.collect())
+}
+
+/// The cuts, from 0 to the number of layers; none when no cuts fit.
+fn best_cuts(
+    costs: &Costs,
+    stages: usize,
+    fits: &dyn Fn(usize, usize, usize) -> bool,
+) -> Option<Vec<usize>> {
+    let work = |start, end| u128::from(costs.work(start, end));
+    let bytes = |start, end| u128::from(costs.bytes(start, end));
+    // Each wish in turn, with what was reached before as a limit: lexicographic, and exact.
+    let slowest = cheapest(costs.blocks, stages, u128::max, &|k, start, end| {
+        fits(k, start, end).then(|| work(start, end))
+    })?
+    .0;
+    let fast = |k, start, end| fits(k, start, end) && work(start, end) <= slowest;
+    let largest = cheapest(costs.blocks, stages, u128::max, &|k, start, end| {
+        fast(k, start, end).then(|| bytes(start, end))
+    })?
+    .0;
+    let even = cheapest(
+        costs.blocks,
+        stages,
+        u128::saturating_add,
+        &|k, start, end| {
+            let good = fast(k, start, end) && bytes(start, end) <= largest;
+            good.then(|| work(start, end).saturating_pow(2))
+        },
+    )?;
+    Some(even.1)
+}
+
+/// The cheapest way to cut `blocks` layers into `stages` parts of at least one, when `cost` prices each part (none is
+/// forbidden) and `join` adds prices up.
+fn cheapest(
+    blocks: usize,
+    stages: usize,
+    join: fn(u128, u128) -> u128,
+    cost: &dyn Fn(usize, usize, usize) -> Option<u128>,
+) -> Option<(u128, Vec<usize>)> {
+    // `best[k][end]`: the price of the first `end` layers in `k` parts, and where the last of them starts.
+    let mut first = vec![None; blocks + 1];
+    first[0] = Some((0, 0));
+    let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![first];
+    for k in 1..=stages {
+        let last = blocks - (stages - k);
+        let row = (0..=blocks).map(|end| {
+            let parts = best[k - 1].iter().enumerate().take(end);
+            let priced = parts.filter_map(|(start, before)| {
+                let price = join((*before)?.0, cost(k - 1, start, end)?);
+                Some((price, start))
+            });
+            // Of equals the one with the earliest cut.
+            if end <= last { priced.min() } else { None }
+        });
+        let row = row.collect();
+        best.push(row);
+    }
+    let (price, _) = best[stages][blocks]?;
+    let mut cuts = vec![blocks];
+    for k in (1..=stages).rev() {
+        let end = *cuts.last().expect("begun with one");
+        cuts.push(best[k][end]?.1);
+    }
+    cuts.reverse();
+    Some((price, cuts))
+}
