@@ -8,6 +8,8 @@
 
 mod fake;
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +52,28 @@ impl Clock for SystemClock {
 
 /// A clock that is passed around.
 pub type SharedClock = Arc<dyn Clock>;
+
+/// What an agent on this computer needs of our environment; all else stays here, secrets with it.
+const AGENT_VARIABLES: [&str; 10] = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "RUST_LOG",
+    "RUST_BACKTRACE",
+    "STAGELINE_WORKER",
+    "STAGELINE_THREADS",
+    "LD_LIBRARY_PATH",
+];
+
+/// The part of our environment that agents on this computer get.
+pub fn agent_environment() -> BTreeMap<OsString, OsString> {
+    let set = AGENT_VARIABLES
+        .iter()
+        .filter_map(|name| Some(((*name).into(), std::env::var_os(name)?)));
+    set.collect()
+}
 
 /// `N` bytes from the operating system.
 ///

@@ -3,6 +3,7 @@
 //! The rest of the program branches on declared [`Traits`], never on names. Wire formats end inside an adapter. An
 //! adapter knows nothing of plans, state or journals.
 
+pub mod local;
 pub mod sim;
 
 use std::time::Duration;
