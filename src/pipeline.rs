@@ -13,13 +13,26 @@
 //!
 //! An operator's process that only prompts uses [`remote::RemoteInfer`] and needs no fabric.
 
+pub mod accept;
+mod dial;
+mod edge;
 pub mod endpoint;
 pub mod fabric;
+pub mod frame;
+mod hello;
 pub mod infer;
 pub mod keys;
 pub mod link;
+mod node;
+mod outbox;
 pub mod remote;
 pub mod roster;
+mod serve;
+mod stage;
 pub mod stub;
+#[cfg(test)]
+mod tests;
 
-pub use fabric::{Fabric, FabricConfig, RosterChange, StageHandle, StageState};
+pub use fabric::{Fabric, FabricConfig, RosterChange, StageState};
+pub use node::StageHandle;
+pub use stage::Timing;

@@ -391,6 +391,7 @@ impl Keeper {
         let options = StubOptions {
             stage: self.stage.index,
             num_stages: self.spec.num_stages,
+            dtype: self.spec.dtype,
             context: self.spec.context,
             engine_args: self.spec.engine_args.clone(),
         };
