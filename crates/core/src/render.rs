@@ -4,4 +4,4 @@
 
 pub mod diagnostic;
 
-pub use diagnostic::diagnostics;
+pub use diagnostic::{diagnostics, diagnostics_json};

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use digest::digest;
-pub use docs::{explain, reference_markdown};
+pub use docs::{explain, explain_hint, reference_markdown};
 pub use files::read;
 pub use schema::schema;
 pub use value::{FILE_BYTES_MAX, SourceFile};

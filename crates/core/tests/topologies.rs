@@ -183,3 +183,41 @@ fn the_reference_page_is_the_definition() {
         "docs/TOPOLOGY.md is old: run with UPDATE_GOLDEN=1"
     );
 }
+
+/// The codes in a folder's sources.
+fn codes(folder: &Path, found: &mut std::collections::BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            codes(&path, found);
+        } else if !path.ends_with("tests.rs") {
+            let text = fs::read_to_string(&path).expect("a source");
+            let quoted = text.split('"').skip(1).step_by(2);
+            let is_code = |text: &&str| {
+                let name = text.strip_prefix("topology/").unwrap_or_default();
+                !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-')
+            };
+            found.extend(quoted.filter(is_code).map(str::to_owned));
+        }
+    }
+}
+
+#[test]
+fn every_code_has_a_case() {
+    // Files of megabytes are made by the unit tests.
+    const ELSEWHERE: [&str; 1] = ["topology/too-large"];
+    let mut found = std::collections::BTreeSet::new();
+    codes(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src/topology"),
+        &mut found,
+    );
+    assert!(found.len() > 30, "{found:?}");
+    let golden: String = cases()
+        .iter()
+        .map(|case| fs::read_to_string(case.join("errors.txt")).expect("a golden file"))
+        .collect();
+    found.retain(|code| {
+        !golden.contains(&format!("[{code}]")) && !ELSEWHERE.contains(&code.as_str())
+    });
+    assert!(found.is_empty(), "no case shows {found:?}");
+}

@@ -44,6 +44,36 @@ pub fn diagnostics(all: &[Diagnostic], files: &[SourceFile], color: bool, width:
     text
 }
 
+/// The same for scripts: a list of objects with `severity`, `code`, `message`, and, where there are any, `hint`, `file`, and
+/// line and column of start and end, from 1, columns in characters.
+pub fn diagnostics_json(all: &[Diagnostic], files: &[SourceFile]) -> serde_json::Value {
+    let sources: Vec<Source<'_>> = files.iter().map(Source::of).collect();
+    let one = |diagnostic: &Diagnostic| {
+        let mut object = serde_json::json!({
+            "severity": diagnostic.severity,
+            "code": diagnostic.code,
+            "message": diagnostic.message,
+        });
+        if let Some(hint) = &diagnostic.hint {
+            object["hint"] = hint.as_str().into();
+        }
+        if let Some(place) = &diagnostic.place {
+            object["file"] = place.file.as_str().into();
+            let source = sources.iter().find(|source| source.file.name == place.file);
+            if let Some(source) = source {
+                let (line, column) = source.position(place.span.start);
+                let (end_line, end_column) = source.position(place.span.end);
+                object["line"] = line.into();
+                object["column"] = column.into();
+                object["end_line"] = end_line.into();
+                object["end_column"] = end_column.into();
+            }
+        }
+        object
+    };
+    all.iter().map(one).collect()
+}
+
 /// A file, and where its lines begin.
 struct Source<'a> {
     file: &'a SourceFile,
@@ -58,6 +88,17 @@ impl<'a> Source<'a> {
             file,
             lines: std::iter::once(0).chain(after).collect(),
         }
+    }
+}
+
+impl Source<'_> {
+    /// Line and column of an offset, from 1.
+    fn position(&self, at: usize) -> (usize, usize) {
+        let text = &self.file.text;
+        let at = floor(text, at);
+        let line = self.lines.partition_point(|begin| *begin <= at).max(1);
+        let begin = self.lines.get(line - 1).copied().unwrap_or(0);
+        (line, 1 + text[begin..at].chars().count())
     }
 }
 
@@ -230,6 +271,20 @@ hint: did you mean `small`?
             diagnostics(&[found], &[], false, 80),
             "warning[a/b]: so it is\n\n"
         );
+    }
+
+    #[test]
+    fn scripts_get_lines_and_columns() {
+        let text = "a = 1\né = [2]\n";
+        let found = Diagnostic::error("a/b", "no").at(place(11..14)).hint("try");
+        let json = diagnostics_json(&[found], &file(text));
+        let wanted = serde_json::json!([{
+            "severity": "error", "code": "a/b", "message": "no", "hint": "try", "file": "topology.toml",
+            "line": 2, "column": 5, "end_line": 2, "end_column": 8,
+        }]);
+        assert_eq!(json, wanted);
+        let end = Diagnostic::error("a/b", "no").at(place(99..99));
+        assert_eq!(diagnostics_json(&[end], &file(text))[0]["line"], 3);
     }
 
     #[test]

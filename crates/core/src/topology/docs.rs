@@ -227,6 +227,16 @@ fn explain_entry(entry: &Entry) -> String {
     text
 }
 
+/// What to try for a key that [`explain`] does not know: the keys that it gave.
+pub fn explain_hint(near: &[String]) -> String {
+    let list: Vec<String> = near.iter().map(|path| format!("`{path}`")).collect();
+    match list.as_slice() {
+        [] => String::new(),
+        [one] => format!("did you mean {one}?"),
+        several => format!("try one of {}", several.join(", ")),
+    }
+}
+
 const INTRODUCTION: &str = "\
 # Every key of the topology file
 

@@ -10,6 +10,10 @@ use crate::offer::FIELDS;
 
 const NAME: &str = "^[a-z][a-z0-9-]{0,23}$";
 
+const ENV_NAME: &str = "^[A-Za-z_][A-Za-z0-9_]*$";
+
+const VAR_NAME: &str = "^[a-z][a-z0-9_-]{0,47}$";
+
 /// The JSON Schema of the topology file.
 pub fn schema() -> Value {
     let mut schema = table(&ROOT, true);
@@ -135,7 +139,9 @@ fn of_kind(kind: &Kind) -> Value {
         }
         Kind::Argv => some(&json!({ "type": "string" })),
         Kind::Texts => strings(),
-        Kind::Env => json!({ "type": "object", "additionalProperties": { "type": "string" } }),
+        Kind::Env => {
+            json!({ "type": "object", "propertyNames": { "pattern": ENV_NAME }, "additionalProperties": { "type": "string" } })
+        }
         Kind::SecretEnv => {
             json!({ "type": "object", "additionalProperties": { "anyOf": [{ "$ref": "#/definitions/secret" }, { "$ref": "#/definitions/variable" }] } })
         }
@@ -151,6 +157,7 @@ fn of_kind(kind: &Kind) -> Value {
         }
         Kind::Vars(def) => json!({
             "type": "object",
+            "propertyNames": { "pattern": VAR_NAME },
             "additionalProperties": { "anyOf": [{ "type": ["string", "number", "boolean"] }, table(def, true)] },
         }),
         Kind::Table(def) => table(def, true),

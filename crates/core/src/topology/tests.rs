@@ -261,6 +261,7 @@ fn explain_finds_keys_by_path_and_by_name_and_suggests() {
     );
     let near = explain("lease.cuont").expect_err("no such key");
     assert_eq!(near[0], "lease.NAME.count");
+    assert!(explain_hint(&near).contains("`lease.NAME.count`"));
     assert!(
         !explain("zzzzzzzzzzzzzzzz")
             .expect_err("no such key")

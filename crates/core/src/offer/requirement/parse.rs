@@ -221,6 +221,14 @@ fn value(field: &Field, ordering: bool, part: Part<'_>) -> Result<Value> {
     if part.text.is_empty() {
         return part.fail(format!("a value of `{field}` is missing"), example(field));
     }
+    // They would read as a comparison in canonical text.
+    if part
+        .text
+        .contains(|c: char| c.is_control() || "=!<>\"'".contains(c))
+    {
+        let message = format!("`{}` cannot be a value of `{field}`", shown(part.text));
+        return part.fail(message, example(field));
+    }
     let text = part.text.to_lowercase();
     let wrong = |what: &str| {
         part.fail(

@@ -299,6 +299,7 @@ fn every_fault_is_found_where_it_stands() {
         ("cuda>=12.x", "12.x"),
         ("tools=a++b", "a++b"),
         ("gpu=|h100", ""),
+        ("gpu!==h100", "=h100"),
         (">=24", ""),
         ("gpu ~ h100", "gpu ~ h100"),
     ] {
@@ -380,5 +381,36 @@ fn a_term_and_its_negation_never_agree_on_known_facts() {
     ] {
         let holds = |text: &str| requirement(text).misfits(&facts).is_empty();
         assert_ne!(holds(text), holds(&format!("!{text}")), "{text}");
+    }
+}
+
+#[test]
+fn any_text_reads_to_terms_or_to_faults_inside_it() {
+    let texts = [
+        "gpu=rtx_4090|é*, vram>=24, !spot, provider.x!=1.5",
+        "!tools=a+b , cuda<=12.4, region=ü|US",
+    ];
+    for text in texts {
+        for (at, _) in text.char_indices() {
+            for odd in ["", ",", "|", "!=", "é", "\0", "+"] {
+                let changed = format!(
+                    "{}{odd}{}",
+                    &text[..at],
+                    &text[at..].chars().skip(1).collect::<String>()
+                );
+                match Requirement::parse(&changed) {
+                    Ok(read) => {
+                        assert_eq!(requirement(&read.to_string()), read, "{changed}");
+                        read.misfits(&machine());
+                    }
+                    Err(errors) => {
+                        let inside = errors
+                            .iter()
+                            .all(|error| changed.get(error.span.clone()).is_some());
+                        assert!(inside && !errors.is_empty(), "{changed}: {errors:?}");
+                    }
+                }
+            }
+        }
     }
 }
