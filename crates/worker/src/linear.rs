@@ -11,7 +11,7 @@
 use std::cell::OnceCell;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
-use candle_core::{D, DType, Device, Module, Result, Tensor};
+use candle_core::{D, DType, Device, Module, Result, Storage, Tensor};
 
 /// Weights that share a scale, in all formats that are rewritten here.
 const BLOCK: usize = 32;
@@ -121,7 +121,8 @@ impl Weight {
             Self::Unpackable(weight) => multiply(weight, &input.rows),
             Self::Rewritten(weight, None) => multiply(weight, &input.rows),
             Self::Rewritten(weight, Some(minima)) => {
-                multiply(weight, &input.rows)? + input.sums()?.matmul(minima)?
+                let product = multiply(weight, &input.rows)?;
+                add_minima(product, input.sums()?, minima)
             }
         }
     }
@@ -132,6 +133,28 @@ fn multiply(weight: &QTensor, rows: &Tensor) -> Result<Tensor> {
         return rows.apply_op1_no_bwd(weight);
     }
     rows.matmul(&weight.dequantize(rows.device())?.t()?)
+}
+
+/// Adds the minima's part of the product. For few rows a loop does it: the dense kernel would spend its time on preparing.
+fn add_minima(product: Tensor, sums: &Tensor, minima: &Tensor) -> Result<Tensor> {
+    let (rows, width) = product.dims2()?;
+    if rows >= ROWS_DENSE {
+        return product + sums.matmul(minima)?;
+    }
+    let mut numbers = product.flatten_all()?.to_vec1::<f32>()?;
+    let (storage, _) = minima.storage_and_layout();
+    let Storage::Cpu(minima) = &*storage else {
+        candle_core::bail!("weights are rewritten for the processor only")
+    };
+    let minima = minima.as_slice::<f32>()?;
+    for (row, sums) in numbers.chunks_exact_mut(width).zip(sums.to_vec2::<f32>()?) {
+        for (sum, minima) in sums.iter().zip(minima.chunks_exact(width)) {
+            for (number, minimum) in row.iter_mut().zip(minima) {
+                *number += sum * minimum;
+            }
+        }
+    }
+    Tensor::from_vec(numbers, (rows, width), &Device::Cpu)
 }
 
 /// Q4_1, Q5_0 or Q5_1 → Q8_0 and minima. Blocks begin with the scale; then come the minimum (`_1`), the fifth bits (Q5) and

@@ -71,8 +71,9 @@ fn run() -> Result<(), Failure> {
     serve::serve(settings, io::stdin(), io::stdout().lock(), &mut log)
 }
 
-/// Makes the pools as large as the settings say, else as large as what this process may use. Their size comes from the
-/// environment only, so the program replaces itself once by itself with the variable set.
+/// Makes the pools as large as the settings say. Left open, it is half of what this process may use: the other half is
+/// mostly the same cores' second threads, and the pools wait by spinning, which a crowded machine punishes. The pools take
+/// their size from the environment only, so the program replaces itself once by itself with the variable set.
 fn set_threads(settings: &Settings) -> Result<String, Failure> {
     let present = env::var(POOL_THREADS)
         .ok()
@@ -80,9 +81,10 @@ fn set_threads(settings: &Settings) -> Result<String, Failure> {
     let wanted = match (settings.threads, &present) {
         (Some(threads), _) => threads.to_string(),
         (None, Some(threads)) => threads.clone(),
-        (None, None) => thread::available_parallelism()
-            .map_or(1, usize::from)
-            .to_string(),
+        (None, None) => {
+            let usable = thread::available_parallelism().map_or(1, usize::from);
+            usable.div_ceil(2).to_string()
+        }
     };
     if present.as_ref() == Some(&wanted) {
         return Ok(wanted);
