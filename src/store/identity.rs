@@ -10,11 +10,12 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use secrecy::zeroize::{Zeroize as _, Zeroizing};
-use secrecy::{ExposeSecret as _, SecretBox, SecretString};
-use stageline_core::id::OperatorId;
+use secrecy::{ExposeSecret as _, SecretString};
+use stageline_core::id::{Lineage, OperatorId};
 use stageline_core::state::Genesis;
 
 use super::{Mode, Store, StoreError, local};
+use crate::pipeline::keys::{self, Secret};
 
 /// The file in the state's folder.
 const KEY_FILE: &str = "identity.key";
@@ -89,15 +90,11 @@ impl IdentityError {
     }
 }
 
-/// An operator's secret and public id.
+/// An operator's secret. Its public id is another one in each lineage.
 #[derive(Debug)]
 pub struct Identity {
-    secret: SecretBox<[u8; 32]>,
-    operator: OperatorId,
+    secret: Secret,
 }
-
-/// How the public id follows from the secret: decided by the data plane.
-pub type Derive = fn(&[u8; 32]) -> OperatorId;
 
 impl Identity {
     /// The identity that a recorded state belongs to.
@@ -108,19 +105,22 @@ impl Identity {
         store: &Store,
         genesis: &Genesis,
         variable: Option<&SecretString>,
-        derive: Derive,
     ) -> Result<Self, IdentityError> {
         let operator = genesis.operator;
         let place = store.place().to_owned();
-        match Self::find(store, variable, derive)? {
-            None => Err(IdentityError::Missing { place, operator }),
-            Some((found, _)) if found.operator == operator => Ok(found),
-            Some((found, origin)) => Err(IdentityError::Different {
+        let Some((identity, origin)) = Self::find(store, variable)? else {
+            return Err(IdentityError::Missing { place, operator });
+        };
+        let found = identity.operator(&genesis.lineage);
+        if found == operator {
+            Ok(identity)
+        } else {
+            Err(IdentityError::Different {
                 place,
                 operator,
-                found: found.operator,
+                found,
                 origin,
-            }),
+            })
         }
     }
 
@@ -129,12 +129,8 @@ impl Identity {
     ///
     /// # Errors
     /// [`IdentityError`] when it cannot be kept, or when the one that is there cannot be used.
-    pub fn make(
-        store: &Store,
-        variable: Option<&SecretString>,
-        derive: Derive,
-    ) -> Result<Self, IdentityError> {
-        if let Some((found, _)) = Self::find(store, variable, derive)? {
+    pub fn make(store: &Store, variable: Option<&SecretString>) -> Result<Self, IdentityError> {
+        if let Some((found, _)) = Self::find(store, variable)? {
             return Ok(found);
         }
         let place = || store.place().to_owned();
@@ -148,7 +144,7 @@ impl Identity {
         keep(folder, &secret)
             .map_err(|error| StoreError::of_io(store.place(), "writing the identity", &error))?;
         // Another process may have been faster: theirs is the one.
-        match Self::find(store, variable, derive)? {
+        match Self::find(store, variable)? {
             Some((found, _)) => Ok(found),
             None => Err(super::failed(store.place(), "writing the identity", &"it is gone").into()),
         }
@@ -157,10 +153,9 @@ impl Identity {
     fn find(
         store: &Store,
         variable: Option<&SecretString>,
-        derive: Derive,
     ) -> Result<Option<(Self, String)>, IdentityError> {
         if let Some(text) = variable {
-            let found = Self::parse(text.expose_secret(), VARIABLE, derive)?;
+            let found = Self::parse(text.expose_secret(), VARIABLE)?;
             return Ok(Some((found, VARIABLE.to_owned())));
         }
         let Some(folder) = store.folder() else {
@@ -171,10 +166,10 @@ impl Identity {
             return Ok(None);
         };
         let origin = path.display().to_string();
-        Ok(Some((Self::parse(&text, &origin, derive)?, origin)))
+        Ok(Some((Self::parse(&text, &origin)?, origin)))
     }
 
-    fn parse(text: &str, origin: &str, derive: Derive) -> Result<Self, IdentityError> {
+    fn parse(text: &str, origin: &str) -> Result<Self, IdentityError> {
         let invalid = || IdentityError::Invalid {
             origin: origin.to_owned(),
         };
@@ -191,20 +186,20 @@ impl Identity {
             };
             *byte = u8::try_from(high * 16 + low).expect("two hexadecimal digits are a byte");
         }
-        let operator = derive(&secret);
-        Ok(Self {
-            secret: SecretBox::new(secret),
-            operator,
-        })
+        let identity = Self {
+            secret: Secret::new(*secret),
+        };
+        secret.zeroize();
+        Ok(identity)
     }
 
-    /// The public id.
-    pub fn operator(&self) -> OperatorId {
-        self.operator
+    /// The public id in one lineage.
+    pub fn operator(&self, lineage: &Lineage) -> OperatorId {
+        keys::operator(&self.secret, lineage).operator()
     }
 
     /// The secret, from which the keys of the operator and of each agent are derived.
-    pub fn secret(&self) -> &SecretBox<[u8; 32]> {
+    pub fn secret(&self) -> &Secret {
         &self.secret
     }
 }

@@ -215,6 +215,18 @@ impl Journal {
         self.shared.head.subscribe()
     }
 
+    /// How many appends wait.
+    #[cfg(test)]
+    pub(super) fn queue_len(&self) -> usize {
+        self.queue.max_capacity() - self.queue.capacity()
+    }
+
+    /// Makes a snapshot now, due or not.
+    #[doc(hidden)]
+    pub async fn snapshot_now(&self) {
+        self.shared.put_snapshot().await;
+    }
+
     /// The number of the entry with this run's `begin`.
     pub fn epoch(&self) -> Epoch {
         self.shared.epoch

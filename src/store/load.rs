@@ -83,7 +83,8 @@ impl Store {
             self.nothing_was_lost().await.map_err(Suspect)?;
         }
         let mut loaded = start;
-        let mut fetched = futures::stream::iter(entries.iter().map(|(n, _)| *n))
+        let numbers: Vec<_> = entries.into_iter().map(|(n, _)| n).collect();
+        let mut fetched = futures::stream::iter(numbers)
             .map(|n| async move { (n, self.get(&numbered(JOURNAL, n), ENTRY_MAX).await) })
             .buffered(FETCHES);
         while let Some((n, bytes)) = fetched.next().await {
