@@ -180,7 +180,7 @@ impl StoreError {
         let mut source = error.source();
         while let Some(inner) = source {
             if let Some(io) = inner.downcast_ref::<io::Error>() {
-                return Self::of_kind(place, doing, io.kind(), what);
+                return Self::of_kind(place, doing, kind_of(io), what);
             }
             if !what.contains(&inner.to_string()) {
                 what = format!("{what}: {inner}");
@@ -204,6 +204,14 @@ impl StoreError {
             Self::Failed { place, doing, what }
         }
     }
+}
+
+/// The kind of the error that an error of the file system may be wrapped around.
+fn kind_of(error: &io::Error) -> io::ErrorKind {
+    error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<io::Error>())
+        .map_or_else(|| error.kind(), kind_of)
 }
 
 /// Who wrote the entry that stands in our way, as far as it can be told.

@@ -16,7 +16,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 
 /// What kind of request it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +60,38 @@ pub enum Fate {
     /// After its effect the process dies.
     DieAfter,
     /// It is carried out when the gate gives a permit: a process that is stopped before its request went out.
-    Hold(Arc<Semaphore>),
+    Hold(Gate),
     /// It is carried out at once and answered when the gate gives a permit.
-    HoldAnswer(Arc<Semaphore>),
+    HoldAnswer(Gate),
     /// The disk is full: not carried out.
     Full,
+}
+
+/// Where a request waits until a test lets it go on.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<watch::Sender<(bool, bool)>>);
+
+impl Gate {
+    /// Lets through whatever waits and whatever comes.
+    pub fn open(&self) {
+        self.0.send_modify(|(_, open)| *open = true);
+    }
+
+    /// Returns when a request waits here, or has passed.
+    pub async fn reached(&self) {
+        self.when(|(reached, _)| reached).await;
+    }
+
+    async fn pass(&self) {
+        self.0.send_modify(|(reached, _)| *reached = true);
+        self.when(|(_, open)| open).await;
+    }
+
+    async fn when(&self, holds: impl Fn((bool, bool)) -> bool) {
+        let mut changes = self.0.subscribe();
+        let found = changes.wait_for(|state| holds(*state)).await;
+        drop(found.expect("the gate has its own sender"));
+    }
 }
 
 type Script = dyn Fn(&Request) -> Fate + Send + Sync;
@@ -185,21 +212,16 @@ impl Door {
                 Err(fault("killed after the effect"))
             }
             Fate::Hold(gate) => {
-                permit(&gate).await;
+                gate.pass().await;
                 effect.await
             }
             Fate::HoldAnswer(gate) => {
                 let done = effect.await;
-                permit(&gate).await;
+                gate.pass().await;
                 done
             }
         }
     }
-}
-
-async fn permit(gate: &Semaphore) {
-    let permit = gate.acquire().await.expect("gates are not closed");
-    permit.forget();
 }
 
 fn fault(what: &'static str) -> object_store::Error {

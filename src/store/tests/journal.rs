@@ -3,10 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stageline_core::state::FoldError;
-use tokio::sync::Semaphore;
 
 use super::*;
-use crate::store::testing::Verb as Ask;
+use crate::store::testing::{Gate, Verb as Ask};
 
 fn entry_path(n: u64) -> String {
     numbered(JOURNAL, JournalNumber(n)).to_string()
@@ -56,7 +55,7 @@ async fn rule_1_a_store_without_create_if_absent_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn rule_3_what_queues_during_a_put_becomes_one_entry() {
     let objects = memory();
-    let gate = Arc::new(Semaphore::new(0));
+    let gate = Gate::default();
     let store = faulty(
         &objects,
         once(Ask::Create, entry_path(2), Fate::Hold(gate.clone())),
@@ -65,20 +64,21 @@ async fn rule_3_what_queues_during_a_put_becomes_one_entry() {
     let journal = begin(&store, process(1), run("apply"))
         .await
         .expect("begun");
-    let appends: Vec<_> = (0..10)
-        .map(|index| {
-            let journal = journal.clone();
-            tokio::spawn(async move {
-                let n = journal.append(vec![started(index)]).await.expect("durable");
-                let folded = journal.with_state(|state| leases(state).contains(&index));
-                assert!(folded, "acknowledged before it was folded");
-                n
-            })
+    let append = |index| {
+        let journal = journal.clone();
+        tokio::spawn(async move {
+            let n = journal.append(vec![started(index)]).await.expect("durable");
+            let folded = journal.with_state(|state| leases(state).contains(&index));
+            assert!(folded, "acknowledged before it was folded");
+            n
         })
-        .collect();
-    until(async || gate.available_permits() == 0 && journal.queue_len() >= 9).await;
+    };
+    let mut appends = vec![append(0)];
+    gate.reached().await;
+    appends.extend((1..10).map(append));
+    until(async || journal.queue_len() >= 9).await;
     assert_eq!(entries(&store).await, [1], "a second put was in flight");
-    gate.add_permits(1);
+    gate.open();
     let mut numbers = Vec::new();
     for append in appends {
         numbers.push(append.await.expect("no panic").0);
@@ -188,7 +188,7 @@ async fn rule_4_and_6_a_foreign_begin_fences_for_good_and_is_named() {
 #[tokio::test(start_paused = true)]
 async fn rule_5_a_number_that_was_used_and_cleaned_away_is_not_used_again() {
     let objects = memory();
-    let gate = Arc::new(Semaphore::new(0));
+    let gate = Gate::default();
     let slow = faulty(
         &objects,
         once(Ask::Create, entry_path(2), Fate::Hold(gate.clone())),
@@ -199,6 +199,7 @@ async fn rule_5_a_number_that_was_used_and_cleaned_away_is_not_used_again() {
         let old = old.clone();
         async move { old.append(vec![started(0)]).await }
     });
+    gate.reached().await;
     // Meanwhile another run begins, goes on, and cleans up behind itself.
     let store = writer_on(&objects).await;
     let new = begin(&store, process(2), run("apply"))
@@ -207,7 +208,7 @@ async fn rule_5_a_number_that_was_used_and_cleaned_away_is_not_used_again() {
     new.append(vec![started(1)]).await.expect("durable");
     new.snapshot_now().await;
     assert_eq!(entries(&store).await, Vec::<u64>::new());
-    gate.add_permits(1);
+    gate.open();
     let error = late.await.expect("no panic");
     assert!(
         matches!(error, Err(AppendError::Fenced { rival: None, .. })),
@@ -363,7 +364,7 @@ async fn rule_10_a_long_journal_becomes_a_snapshot_during_the_run() {
 #[tokio::test(start_paused = true)]
 async fn records_that_cannot_follow_are_refused_alone_and_never_written() {
     let objects = memory();
-    let gate = Arc::new(Semaphore::new(0));
+    let gate = Gate::default();
     let store = faulty(
         &objects,
         once(Ask::Create, entry_path(2), Fate::Hold(gate.clone())),
@@ -377,7 +378,7 @@ async fn records_that_cannot_follow_are_refused_alone_and_never_written() {
         tokio::spawn(async move { journal.append(records).await })
     };
     let before = append(vec![started(0)]);
-    until(async || journal.queue_len() == 0).await;
+    gate.reached().await;
     let mut replaced = started(0);
     if let Record::Started { generation, .. } = &mut replaced {
         *generation = Generation(2);
@@ -393,7 +394,7 @@ async fn records_that_cannot_follow_are_refused_alone_and_never_written() {
         append(vec![started(3)]),
     ];
     until(async || journal.queue_len() >= 4).await;
-    gate.add_permits(1);
+    gate.open();
     before.await.expect("no panic").expect("durable");
     let mut answers = Vec::new();
     for one in together {
@@ -474,7 +475,7 @@ async fn a_plan_is_consumed_once_and_resumed_only_while_it_is_the_last() {
 async fn staleness_and_consumption_are_one_act() {
     for changes in [false, true] {
         let objects = memory();
-        let gate = Arc::new(Semaphore::new(0));
+        let gate = Gate::default();
         let store = writer_on(&objects).await;
         let first = begin(&store, process(1), run("apply"))
             .await
@@ -494,7 +495,7 @@ async fn staleness_and_consumption_are_one_act() {
         };
         let beginning =
             tokio::spawn(async move { Journal::begin(&slow, loaded, ours, process(2)).await });
-        tokio::task::yield_now().await;
+        gate.reached().await;
         // Between its check and its put, somebody else runs.
         let other = begin(&store, process(3), run("status"))
             .await
@@ -503,7 +504,7 @@ async fn staleness_and_consumption_are_one_act() {
             other.append(vec![started(1)]).await.expect("durable");
         }
         other.finish(true).await.expect("ended");
-        gate.add_permits(1);
+        gate.open();
         let begun = beginning.await.expect("no panic");
         let consumed = store.read().await.expect("whole").state.consumed;
         if changes {

@@ -1,9 +1,7 @@
 //! Reading: rule 2. What is damaged is named, and never read as less than was recorded.
 
-use tokio::sync::Semaphore;
-
 use super::*;
-use crate::store::testing::Verb as Ask;
+use crate::store::testing::{Gate, Verb as Ask};
 
 /// A journal of a `begin` and three leases.
 async fn journal_of_four() -> (Arc<dyn ObjectStore>, Store) {
@@ -207,7 +205,7 @@ async fn a_snapshot_during_reading_starts_it_again() {
     let mut held = 0;
     for at in 0.. {
         let (objects, store) = journal_of_four().await;
-        let gate = Arc::new(Semaphore::new(0));
+        let gate = Gate::default();
         // Four requests are the probe's.
         let fate = Fate::HoldAnswer(gate.clone());
         let slow = faulty(&objects, move |request| {
@@ -229,7 +227,7 @@ async fn a_snapshot_during_reading_starts_it_again() {
             .expect("begun");
         journal.append(vec![started(3)]).await.expect("durable");
         journal.snapshot_now().await;
-        gate.add_permits(1);
+        gate.open();
         let loaded = reading.await.expect("no panic").expect("whole");
         let seen = leases(&loaded.state);
         assert!(
@@ -253,7 +251,7 @@ async fn a_store_that_never_stands_still_is_given_up() {
     let busy = objects.clone();
     let next = std::sync::atomic::AtomicU64::new(2);
     let reader = faulty(&objects, move |request| {
-        if request.verb == Ask::List && request.path == JOURNAL {
+        if request.verb == Ask::List && request.path == SNAPSHOT {
             let n = next.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             let path = numbered(SNAPSHOT, JournalNumber(n));
             let put = busy.put(&path, PutPayload::from_static(b"not looked at"));
