@@ -8,7 +8,7 @@ mod binding;
 mod check;
 mod draft;
 mod expand;
-mod fields;
+pub(crate) mod fields;
 mod lease;
 mod limits;
 mod market;
@@ -31,7 +31,7 @@ use crate::unit::{MicroDollars, Millis, Timestamp};
 pub use binding::{Refusal, Start, may_apply};
 pub use check::check;
 pub use draft::{Draft, Options, draft};
-pub use expand::{Desired, expand};
+pub use expand::{Desired, expand, recorded_graph};
 pub use market::{Market, Markets, SHORTLIST_MAX, next_offer};
 pub use models::{ModelFacts, ModelShape};
 
@@ -221,7 +221,52 @@ pub struct Money {
     pub leases_after: u32,
 }
 
+/// Why bytes are not a plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanFileError {
+    /// Written by a newer stageline.
+    #[error(
+        "the plan has format {found}, this stageline reads up to {FORMAT}; use the one that made it, or plan again"
+    )]
+    Newer {
+        /// Its format.
+        found: u32,
+    },
+    /// No plan, or cut.
+    #[error("this is no plan, or it is cut: {0}; plan again")]
+    Invalid(String),
+    /// Something in it was changed by hand.
+    #[error("{0}; a reviewed plan is applied as it was reviewed or not at all, so plan again")]
+    Changed(String),
+}
+
 impl Plan {
+    /// The bytes of a plan file: JSON on several lines, so that two of them can be compared.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec_pretty(self).expect("a plan is plain data");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads a plan file, and checks it.
+    ///
+    /// # Errors
+    /// [`PlanFileError`] when it is newer, no plan, or was changed.
+    pub fn decode(bytes: &[u8]) -> Result<Self, PlanFileError> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+        }
+        let invalid = |error: serde_json::Error| PlanFileError::Invalid(error.to_string());
+        let head: Head = serde_json::from_slice(bytes).map_err(invalid)?;
+        if head.format > FORMAT {
+            return Err(PlanFileError::Newer { found: head.format });
+        }
+        let plan: Self = serde_json::from_slice(bytes).map_err(invalid)?;
+        check(&plan).map_err(PlanFileError::Changed)?;
+        Ok(plan)
+    }
+
     /// Nothing is to be done.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()

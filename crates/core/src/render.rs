@@ -3,5 +3,11 @@
 //! Pure: no terminal is asked for its width or its colours; whoever draws says what they are.
 
 pub mod diagnostic;
+pub mod graph;
+pub mod json;
+mod page;
+pub mod plan;
+pub mod state;
 
 pub use diagnostic::{diagnostics, diagnostics_json};
+pub use page::{Level, View};

@@ -302,7 +302,11 @@ impl<'a> Drafting<'a> {
 
     /// Money and choice for every lease that is wanted or left as it is.
     fn leases(&mut self) -> BTreeMap<LeaseId, LeaseTerms> {
-        let needs: Vec<Need<'a>> = self.rows.iter().filter_map(need).collect();
+        let needs: Vec<Need<'a>> = self
+            .rows
+            .iter()
+            .filter_map(|row| need(row, self.input.observed))
+            .collect();
         let (mut shortlists, faults, notes) = market::assign(&needs, self.input.markets);
         self.faults.extend(faults);
         self.notes.extend(notes);
@@ -380,14 +384,16 @@ pub(super) fn measured(receipt: &LeaseReceipt) -> Option<&Facts> {
 }
 
 /// What a row asks of the market: nothing unless it acquires.
-fn need<'a>(row: &Row<'a>) -> Option<Need<'a>> {
+fn need<'a>(row: &Row<'a>, observed: &Observed) -> Option<Need<'a>> {
     let (Some(Spec::Lease(spec)), true) = (row.desired, row.build.contains(&Verb::Acquire)) else {
         return None;
     };
     let Address::Lease(id) = &row.address else {
         return None;
     };
-    let held = row.recorded.and_then(lease_receipt);
+    // A machine that the listing does not have any more takes no place there.
+    let gone = matches!(observed.leases.get(id), Some(Seen::Gone));
+    let held = row.recorded.and_then(lease_receipt).filter(|_| !gone);
     let open = row.recorded.and_then(|recorded| {
         let (_, open) = recorded.attempts.iter().next_back()?;
         Some(&open.launch.provider)

@@ -13,6 +13,7 @@ use crate::resource::{
     DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare, PipelineSpec,
     RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
 };
+use crate::state::State;
 use crate::topology::{
     Engine, Exposure, Layers, Lease, Model, Pipeline, ProviderKind, Stages, Topology, Via,
 };
@@ -103,6 +104,19 @@ pub fn expand(
         }
     }
     Ok(desired)
+}
+
+/// Who needs whom among what is recorded.
+pub fn recorded_graph(state: &State) -> Graph {
+    let mut graph = Graph::new();
+    for (address, recorded) in state.existing() {
+        graph.add(address);
+        let spec = recorded.spec.as_ref();
+        for dependency in spec.map(|spec| needs(address, spec)).unwrap_or_default() {
+            graph.needs(address, &dependency);
+        }
+    }
+    graph
 }
 
 /// What a resource with this spec stands on.
@@ -443,7 +457,7 @@ impl<'a> Expansion<'a> {
                     offer: name.clone(),
                     provider: offer.provider.clone(),
                     provider_kind: kind.to_owned(),
-                    requirement: both(&offer.requirement, &lease.requirement),
+                    requirement: offer.requirement.and(&lease.requirement),
                     ceiling: limits.into_iter().flatten().min(),
                 })
             })
@@ -457,17 +471,6 @@ impl<'a> Expansion<'a> {
                 Spec::Delivery(DeliverySpec { pipelines }),
             );
         }
-    }
-}
-
-fn both(
-    offer: &crate::offer::Requirement,
-    lease: &crate::offer::Requirement,
-) -> crate::offer::Requirement {
-    if *lease == crate::offer::Requirement::default() {
-        offer.clone()
-    } else {
-        lease.clone()
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::FieldChange;
-use crate::resource::Spec;
+use crate::resource::{Receipt, Spec};
 use crate::unit::{Bytes, MicroDollars, Millis};
 
 /// Longest value that is shown.
@@ -25,6 +25,23 @@ pub(super) fn diff(before: &Spec, after: &Spec) -> Vec<FieldChange> {
             before: before.get(path).cloned(),
             after: after.get(path).cloned(),
         })
+        .collect()
+}
+
+/// Every field of a spec with its value, for the full view.
+pub(crate) fn all(spec: &Spec) -> Vec<(String, String)> {
+    let fields = flat(spec).into_iter();
+    fields
+        .map(|(path, value)| (written(&path), value))
+        .collect()
+}
+
+/// Every field of a receipt with its value.
+pub(crate) fn receipt(receipt: &Receipt) -> Vec<(String, String)> {
+    let value = serde_json::to_value(receipt).expect("a receipt is plain data");
+    let fields = flat_value(value).into_iter();
+    fields
+        .map(|(path, value)| (written(&path), value))
         .collect()
 }
 
@@ -51,7 +68,10 @@ fn written(path: &[Part]) -> String {
 }
 
 fn flat(spec: &Spec) -> BTreeMap<Vec<Part>, String> {
-    let value = serde_json::to_value(spec).expect("a spec is plain data");
+    flat_value(serde_json::to_value(spec).expect("a spec is plain data"))
+}
+
+fn flat_value(value: Value) -> BTreeMap<Vec<Part>, String> {
     let mut found = BTreeMap::new();
     if let Value::Object(fields) = value {
         for (key, value) in fields.into_iter().filter(|(key, _)| key != "kind") {
@@ -112,11 +132,13 @@ fn layers(fields: &serde_json::Map<String, Value>) -> Option<String> {
 /// A value in the unit that its key tells.
 fn scalar(key: &str, value: &Value) -> String {
     match (key, value.as_u64(), value.as_str()) {
+        ("requirement", None, Some("")) => "any machine".to_owned(),
+        (_, None, Some("")) => "\"\"".to_owned(),
         (_, None, Some(text)) => text.to_owned(),
         ("idle_timeout" | "max_lifetime" | "acquire_timeout", Some(n), _)
-        | ("ready_timeout" | "request_timeout", Some(n), _) => Millis(n).to_string(),
-        ("ceiling", Some(n), _) => format!("{}/h", MicroDollars(n)),
-        ("memory" | "size" | "bytes", Some(n), _) => Bytes(n).to_string(),
+        | ("ready_timeout" | "request_timeout" | "took", Some(n), _) => Millis(n).to_string(),
+        ("ceiling" | "price_per_hour", Some(n), _) => format!("{}/h", MicroDollars(n)),
+        ("memory" | "size" | "bytes" | "disk" | "vram", Some(n), _) => Bytes(n).to_string(),
         _ => value.to_string(),
     }
 }

@@ -66,6 +66,12 @@ impl<'a> Drafting<'a> {
             super::Mode::Destroy => String::from("destroy ends everything"),
             super::Mode::Apply => String::from("no longer declared"),
         };
+        let ends = recorded
+            .map(Recorded::committed_per_hour)
+            .unwrap_or_default();
+        if ends > MicroDollars::ZERO {
+            reason.push_str(&format!("; {ends}/h ends"));
+        }
         if recorded.is_some_and(Recorded::is_unresolved) {
             reason.push_str("; a try is unresolved and may bill: it is looked for first");
         }

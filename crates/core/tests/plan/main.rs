@@ -1,4 +1,7 @@
 //! Behaviour of the planner through its public functions.
 
 mod basics;
+mod binding;
+mod drawn;
+mod golden;
 mod world;

@@ -65,8 +65,8 @@ pub fn local(slots: u32) -> Markets {
 pub struct World {
     pub state: State,
     n: u64,
-    /// A price that every machine is rented at, instead of its quote's.
-    pub facts: Option<Facts>,
+    /// What the agent of a machine measures, by the quote that was taken.
+    pub measured: BTreeMap<QuoteId, Facts>,
 }
 
 impl World {
@@ -226,8 +226,9 @@ impl World {
             panic!("{address} is awaited before it is rented");
         };
         let mut receipt = receipt.clone();
+        let measured = self.measured.get(&receipt.quote);
         receipt.ready = Some(LeaseReady {
-            facts: self.facts.clone().unwrap_or_else(facts),
+            facts: measured.cloned().unwrap_or_else(facts),
             endpoint: key(address, generation),
             contact: Contact::default(),
         });
