@@ -202,3 +202,38 @@ fn fill(path: &Path, wanted: impl Fn(&str) -> bool) {
     }
     std::fs::write(path, copy).expect("the folder is writable");
 }
+
+/// The same with the model that examples use, which is not in the repository.
+#[test]
+#[ignore = "needs SmolLM2-135M-Instruct.Q4_1.gguf: STAGELINE_TEST_MODEL=path"]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "where the model lies is for whoever runs this test to say"
+)]
+fn a_real_model_is_split_without_a_difference() {
+    let model = PathBuf::from(
+        std::env::var("STAGELINE_TEST_MODEL").expect("STAGELINE_TEST_MODEL is the model's path"),
+    );
+    let content = "Why is the sky blue? Answer in two sentences.".to_owned();
+    let prompt = Prompt::Messages(vec![ChatMessage {
+        role: "user".into(),
+        content,
+    }]);
+    let ask = |stages: u32| {
+        let stage = |stage| {
+            let layers = format!("{}..{}", 30 * stage / stages, 30 * (stage + 1) / stages);
+            Stage {
+                layers,
+                model: model.clone(),
+                ..Stage::of(stage, stages)
+            }
+        };
+        Chain::start((0..stages).map(stage)).ask(1, prompt.clone(), &greedy(48))
+    };
+    let unsplit = ask(1);
+    assert_eq!((unsplit.prompt_tokens, unsplit.tokens.len()), (41, 48));
+    assert!(unsplit.text().contains("sky"), "{}", unsplit.text());
+    for stages in [2, 3, 5] {
+        assert_eq!(ask(stages), unsplit, "{stages} stages");
+    }
+}
