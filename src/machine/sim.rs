@@ -21,7 +21,7 @@ use stageline_core::unit::Millis;
 
 use super::{
     AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, StageStatus, Target,
-    WorkerState,
+    WorkerState, share_fingerprint,
 };
 use crate::provider::sim::{Fault, SimMachine, Verb, World};
 
@@ -160,10 +160,9 @@ impl Machines for SimMachines {
     async fn deliver(&self, target: &Target, delivery: Delivery<'_>) -> Result<(), MachineError> {
         let mut shares = BTreeMap::new();
         for (pipeline, share) in &delivery.spec.pipelines {
-            let bytes = serde_json::to_vec(share).expect("a share is plain data");
             shares.insert(
                 pipeline.clone(),
-                (Fingerprint::of(&bytes), delivery.revision),
+                (share_fingerprint(share), delivery.revision),
             );
             let bytes = share.shard.as_ref().map_or(0, |shard| shard.bytes.0);
             (delivery.progress)(bytes, bytes);

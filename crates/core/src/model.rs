@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 pub use read::{HEADER_MAX, Parsed};
-pub use split::{SplitError, split_auto};
+pub use split::{Costs, SplitError, split, split_auto};
 
 use crate::resource::Shard;
 use crate::topology::Layers;
@@ -23,7 +23,7 @@ use crate::unit::Bytes;
 pub const ARCHITECTURES: [&str; 1] = ["llama"];
 
 /// Bytes of one number in a worker's cache of keys and values.
-const CACHE_NUMBER: u64 = 4;
+pub const CACHE_NUMBER: u64 = 4;
 
 /// Why a model file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

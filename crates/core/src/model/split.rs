@@ -5,7 +5,7 @@
 //! Among such cuts the largest share of bytes is made small, then the work is made even, then cuts come early. Memory is
 //! a limit, never a wish. The result is a pure function of its arguments.
 
-use super::{Index, ModelError, Part, part_of};
+use super::{Index, Part, part_of};
 use crate::topology::Layers;
 use crate::unit::Bytes;
 
@@ -16,7 +16,7 @@ pub enum SplitError {
     #[error("{blocks} layers cannot be dealt to {stages} stages: each takes at least one")]
     Stages {
         /// How many layers there are.
-        blocks: u32,
+        blocks: usize,
         /// How many stages are asked for.
         stages: usize,
     },
@@ -28,9 +28,6 @@ pub enum SplitError {
         /// What the machines have.
         memory: Vec<Option<Bytes>>,
     },
-    /// The model itself is at fault.
-    #[error(transparent)]
-    Model(#[from] ModelError),
 }
 
 fn does_not_fit(needed: &[Bytes], memory: &[Option<Bytes>]) -> String {
@@ -45,63 +42,96 @@ fn does_not_fit(needed: &[Bytes], memory: &[Option<Bytes>]) -> String {
     )
 }
 
-/// Costs of all layers, summed up so that each part is a difference.
-struct Costs {
-    work: Vec<u64>,
-    bytes: Vec<u64>,
-    cache: u64,
-    entry_bytes: u64,
-    exit_bytes: u64,
-    both_bytes: u64,
-    exit_work: u64,
-    blocks: usize,
+/// What each part of a model costs a stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// Weights that a token is multiplied with, and bytes of the file, for each layer.
+    pub layers: Vec<(u64, u64)>,
+    /// Weights of the output head.
+    pub exit_work: u64,
+    /// Bytes that the first stage needs besides.
+    pub entry_bytes: u64,
+    /// Bytes that the last stage needs besides.
+    pub exit_bytes: u64,
+    /// Bytes that a stage needs besides that is first and last.
+    pub both_bytes: u64,
+    /// Bytes that every stage needs.
+    pub every_bytes: u64,
+    /// Bytes of keys and values in each layer.
+    pub cache_bytes: u64,
 }
 
 impl Costs {
-    fn of(index: &Index, tokens: u64) -> Result<Self, ModelError> {
-        let blocks = index.blocks as usize;
-        let mut work = vec![0_u64; blocks + 1];
+    /// The costs of a model, with keys and values of so many positions at once.
+    pub fn of(index: &Index, tokens: u64) -> Self {
+        let mut layers = vec![(0_u64, 0_u64); index.blocks as usize];
         let mut exit_work = 0_u64;
-        for (name, tensor) in index.tensors.iter().filter(|(_, tensor)| tensor.is_matrix) {
+        let [mut every_bytes, mut entry_bytes, mut norm_bytes] = [index.data_start, 0, 0];
+        for (name, tensor) in &index.tensors {
+            let work = if tensor.is_matrix { tensor.numbers } else { 0 };
+            let bytes = tensor.bytes.end - tensor.bytes.start;
+            let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
             match part_of(name) {
                 Part::Block(block) => {
-                    if let Some(sum) = work.get_mut(block as usize + 1) {
-                        *sum = sum.saturating_add(tensor.numbers);
+                    if let Some(layer) = layers.get_mut(block as usize) {
+                        add(&mut layer.0, work);
+                        add(&mut layer.1, bytes);
                     }
                 }
-                Part::Output => exit_work = exit_work.saturating_add(tensor.numbers),
-                Part::Embedding if index.is_tied => {
-                    exit_work = exit_work.saturating_add(tensor.numbers);
+                Part::Embedding => {
+                    add(&mut entry_bytes, bytes);
+                    // Looked up by the first stage; multiplied only where it is the head.
+                    add(&mut exit_work, if index.is_tied { work } else { 0 });
                 }
-                Part::Embedding | Part::Common => {}
+                Part::Output => {
+                    add(&mut norm_bytes, bytes);
+                    add(&mut exit_work, work);
+                }
+                Part::Common => add(&mut every_bytes, bytes),
             }
         }
-        let base = index.bytes_of(&[], false, false)?.0;
-        let mut bytes = vec![0];
-        for start in 0..index.blocks {
-            let end = start + 1;
-            let one = index.bytes_of(&[Layers { start, end }], false, false)?.0;
-            bytes.push(one.saturating_sub(base));
-        }
-        for block in 1..=blocks {
-            work[block] = work[block].saturating_add(work[block - 1]);
-            bytes[block] = bytes[block].saturating_add(bytes[block - 1]);
-        }
-        Ok(Self {
-            work,
-            bytes,
-            cache: index.cache_of_block(tokens),
-            entry_bytes: index.bytes_of(&[], true, false)?.0 - base,
-            exit_bytes: index.bytes_of(&[], false, true)?.0 - base,
-            both_bytes: index.bytes_of(&[], true, true)?.0 - base,
+        let tied_bytes = if index.is_tied { entry_bytes } else { 0 };
+        Self {
+            layers,
             exit_work,
-            blocks,
-        })
+            entry_bytes,
+            exit_bytes: norm_bytes.saturating_add(tied_bytes),
+            both_bytes: norm_bytes.saturating_add(entry_bytes),
+            every_bytes,
+            cache_bytes: index.cache_of_block(tokens),
+        }
+    }
+}
+
+/// Costs summed up, so that each part is a difference.
+struct Sums<'a> {
+    costs: &'a Costs,
+    work: Vec<u64>,
+    bytes: Vec<u64>,
+    blocks: usize,
+}
+
+impl<'a> Sums<'a> {
+    fn of(costs: &'a Costs) -> Self {
+        let running = |part: fn(&(u64, u64)) -> u64| {
+            let mut sum = 0_u64;
+            let sums = costs.layers.iter().map(part).map(|more| {
+                sum = sum.saturating_add(more);
+                sum
+            });
+            [0].into_iter().chain(sums).collect()
+        };
+        Self {
+            costs,
+            work: running(|layer| layer.0),
+            bytes: running(|layer| layer.1),
+            blocks: costs.layers.len(),
+        }
     }
 
     fn work(&self, start: usize, end: usize) -> u64 {
         let head = if end == self.blocks {
-            self.exit_work
+            self.costs.exit_work
         } else {
             0
         };
@@ -111,15 +141,17 @@ impl Costs {
     fn bytes(&self, start: usize, end: usize) -> u64 {
         let ends = match (start == 0, end == self.blocks) {
             (false, false) => 0,
-            (true, false) => self.entry_bytes,
-            (false, true) => self.exit_bytes,
-            (true, true) => self.both_bytes,
+            (true, false) => self.costs.entry_bytes,
+            (false, true) => self.costs.exit_bytes,
+            (true, true) => self.costs.both_bytes,
         };
-        (self.bytes[end] - self.bytes[start]).saturating_add(ends)
+        let own = self.bytes[end] - self.bytes[start];
+        own.saturating_add(ends)
+            .saturating_add(self.costs.every_bytes)
     }
 
     fn memory(&self, start: usize, end: usize) -> u64 {
-        let cache = self.cache.saturating_mul((end - start) as u64);
+        let cache = self.costs.cache_bytes.saturating_mul((end - start) as u64);
         self.bytes(start, end).saturating_add(cache)
     }
 }
@@ -134,14 +166,19 @@ pub fn split_auto(
     memory: &[Option<Bytes>],
     tokens: u64,
 ) -> Result<Vec<Layers>, SplitError> {
-    let (blocks, stages) = (index.blocks as usize, memory.len());
+    split(&Costs::of(index, tokens), memory)
+}
+
+/// [`split_auto`] by costs alone.
+///
+/// # Errors
+/// [`SplitError`] with the numbers, when there is no such split.
+pub fn split(costs: &Costs, memory: &[Option<Bytes>]) -> Result<Vec<Layers>, SplitError> {
+    let (blocks, stages) = (costs.layers.len(), memory.len());
     if stages == 0 || stages > blocks {
-        return Err(SplitError::Stages {
-            blocks: index.blocks,
-            stages,
-        });
+        return Err(SplitError::Stages { blocks, stages });
     }
-    let costs = Costs::of(index, tokens)?;
+    let costs = Sums::of(costs);
     let fits = |stage: usize, start: usize, end: usize| {
         memory[stage].is_none_or(|limit| costs.memory(start, end) <= limit.0)
     };
@@ -164,7 +201,7 @@ pub fn split_auto(
 
 /// The cuts, from 0 to the number of layers; none when no cuts fit.
 fn best_cuts(
-    costs: &Costs,
+    costs: &Sums<'_>,
     stages: usize,
     fits: &dyn Fn(usize, usize, usize) -> bool,
 ) -> Option<Vec<usize>> {

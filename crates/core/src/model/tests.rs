@@ -333,3 +333,34 @@ fn splitting_a_huge_model_over_many_machines_is_quick() {
     assert_eq!(split.len(), 100);
     assert!(split.windows(2).all(|pair| pair[0].end == pair[1].start));
 }
+
+#[test]
+fn the_planner_s_summary_says_the_same_as_the_index() {
+    for small in [
+        Small {
+            rope: true,
+            ..Small::new(7)
+        },
+        Small {
+            tied: false,
+            ..Small::new(7)
+        },
+    ] {
+        let index = small.index();
+        let shape = crate::plan::ModelShape::from(&index);
+        for (layers, entry, exit) in [
+            (layers(0, 3), true, false),
+            (layers(3, 7), false, true),
+            (layers(2, 5), false, false),
+            (layers(0, 7), true, true),
+        ] {
+            let weights = shape.weights(&[layers], entry, exit);
+            assert_eq!(index.bytes_of(&[layers], entry, exit), Ok(weights));
+        }
+        for stages in 1..=7 {
+            let split = split_auto(&index, &vec![None; stages], 0);
+            assert_eq!(shape.split(stages), split.ok());
+        }
+        assert_eq!(shape.costs(9), Costs::of(&index, 9));
+    }
+}

@@ -3,6 +3,7 @@
 //! Numbers only. Reading a model file is `model`'s work.
 
 use crate::id::Sha256;
+use crate::model::{self, Costs, Index};
 use crate::resource::ModelOrigin;
 use crate::topology::Layers;
 use crate::unit::Bytes;
@@ -35,6 +36,10 @@ pub struct ModelShape {
     pub tied: bool,
     /// Each layer.
     pub layers: Vec<Bytes>,
+    /// Weights that a token is multiplied with in each layer: its work, whatever the weights take in bytes.
+    pub work: Vec<u64>,
+    /// Weights that a token is multiplied with in the output head.
+    pub exit_work: u64,
     /// Key-value cache of one token in one layer.
     pub kv_per_token: Bytes,
 }
@@ -70,48 +75,45 @@ impl ModelShape {
         Bytes(self.kv_per_token.0 * count * u64::from(context))
     }
 
-    /// Cuts into `n` stages whose heaviest is as light as can be; none when there are fewer layers than stages.
-    ///
-    /// Weight stands for work as well: each weight is multiplied once for each token.
+    /// Cuts into `n` stages whose slowest is as fast as can be; none when there are fewer layers than stages.
     pub fn split(&self, n: usize) -> Option<Vec<Layers>> {
-        let depth = self.layers.len();
-        if n == 0 || n > depth {
-            return None;
-        }
-        let cost = |stage: usize, start: usize, end: usize| {
-            let blocks: u64 = self.layers[start..end].iter().map(|bytes| bytes.0).sum();
-            // The embedding is looked up, not multiplied.
-            let head = if stage + 1 == n { self.exit.0 } else { 0 };
-            blocks + head
+        model::split(&self.costs(0), &vec![None; n]).ok()
+    }
+
+    /// What each part costs a stage that keeps so many tokens at once.
+    pub fn costs(&self, tokens: u64) -> Costs {
+        let bytes = self.layers.iter().map(|bytes| bytes.0);
+        let both = if self.tied {
+            self.entry.0.max(self.exit.0)
+        } else {
+            self.entry.0 + self.exit.0
         };
-        // best[stage][end]: the heaviest stage of the best cut of layers 0..end into stage + 1 stages, and its last cut.
-        let mut best = vec![vec![(u64::MAX, 0); depth + 1]; n];
-        for (end, best) in best[0].iter_mut().enumerate().skip(1) {
-            *best = (cost(0, 0, end), 0);
+        Costs {
+            layers: self.work.iter().copied().zip(bytes).collect(),
+            exit_work: self.exit_work,
+            entry_bytes: self.entry.0,
+            exit_bytes: self.exit.0,
+            both_bytes: both,
+            every_bytes: self.header.0,
+            cache_bytes: self.kv_per_token.0.saturating_mul(tokens),
         }
-        for stage in 1..n {
-            for end in stage + 1..=depth {
-                best[stage][end] = (stage..end)
-                    .map(|cut| {
-                        let before = best[stage - 1][cut].0;
-                        (before.max(cost(stage, cut, end)), cut)
-                    })
-                    .min()
-                    .expect("there is a cut");
-            }
+    }
+}
+
+impl From<&Index> for ModelShape {
+    fn from(index: &Index) -> Self {
+        let costs = Costs::of(index, 1);
+        Self {
+            context: index.context_length,
+            header: Bytes(costs.every_bytes),
+            entry: Bytes(costs.entry_bytes),
+            exit: Bytes(costs.exit_bytes),
+            tied: index.is_tied,
+            layers: costs.layers.iter().map(|layer| Bytes(layer.1)).collect(),
+            work: costs.layers.iter().map(|layer| layer.0).collect(),
+            exit_work: costs.exit_work,
+            kv_per_token: Bytes(costs.cache_bytes),
         }
-        let mut cuts = vec![depth];
-        for stage in (0..n).rev() {
-            let end = *cuts.last().expect("it begins with the depth");
-            cuts.push(best[stage][end].1);
-        }
-        cuts.reverse();
-        let number = |layer: usize| u32::try_from(layer).expect("a model has few layers");
-        let stages = cuts.windows(2).map(|pair| Layers {
-            start: number(pair[0]),
-            end: number(pair[1]),
-        });
-        Some(stages.collect())
     }
 }
 
@@ -128,6 +130,8 @@ mod tests {
             exit: Bytes(800),
             tied: true,
             layers: vec![Bytes(100); 30],
+            work: vec![100; 30],
+            exit_work: 800,
             kv_per_token: Bytes(1),
         };
         let cuts = shape.split(2).expect("30 layers");

@@ -46,6 +46,8 @@ pub fn model() -> ModelFacts {
             exit: Bytes::mib(28),
             tied: true,
             layers: vec![Bytes(2_300_000); 30],
+            work: vec![3_538_944; 30],
+            exit_work: 28_311_552,
             kv_per_token: Bytes(1536),
         }),
     }
