@@ -15,6 +15,7 @@ mod deliveries;
 mod exposures;
 pub mod facts;
 pub mod folder;
+mod guard;
 mod launch;
 mod log;
 mod output;
@@ -39,6 +40,7 @@ use crate::pipeline::endpoint::{self, EndpointError, EndpointOptions, RelaySetti
 use crate::pipeline::keys::Secret;
 use crate::pipeline::{Fabric, FabricConfig};
 pub use folder::{Config, Folder, FolderError};
+use guard::Guard;
 pub use stages::RestartPolicy;
 
 /// How long requests in flight may take to end when the agent is told to end.
@@ -146,9 +148,12 @@ impl Agent {
         let contact = endpoint::contact(&endpoint);
         let inner = Arc::new(Inner::new(config, folder, endpoint.clone(), policy)?);
         let router = Router::builder(endpoint)
-            .accept(control::ALPN, server::Control::new(Arc::clone(&inner)))
-            .accept(endpoint::STAGE_ALPN, inner.fabric.stage_protocol())
-            .accept(endpoint::INFER_ALPN, inner.fabric.infer_protocol())
+            .accept(
+                control::ALPN,
+                Guard(server::Control::new(Arc::clone(&inner))),
+            )
+            .accept(endpoint::STAGE_ALPN, Guard(inner.fabric.stage_protocol()))
+            .accept(endpoint::INFER_ALPN, Guard(inner.fabric.infer_protocol()))
             .spawn();
         inner.folder.write_contact(&contact)?;
         tracing::info!(lease = %inner.config.lease, ?contact, "the agent listens");
