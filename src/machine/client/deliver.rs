@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use iroh::endpoint::{Connection, RecvStream, SendStream};
 use stageline_core::id::{EndpointKey, LeaseId, Name, Sha256};
+use stageline_core::model::{Index, Parsed};
 use stageline_core::resource::{Contact, ModelOrigin, ModelRef, PipelineShare, Shard};
 use tokio::time::timeout;
 
 use super::model::ModelFile;
 use super::{AgentClient, GRACE, Lost, QUIETLY, REQUEST_MAX, answer, lost, odd, open, refused};
 use crate::machine::control::{
-    CHUNK_MAX, Chunk, DeliveredShare, Envelope, Refusal, Reply, Request, VERSION,
+    CHUNK_MAX, Chunk, DeliveredShare, Envelope, Refusal, Reply, Request, Span, VERSION,
 };
 use crate::machine::spans::Spans;
 use crate::machine::{Delivery, MachineError, Target};
@@ -186,10 +187,43 @@ fn sign(roster: &Roster, operator: &Secret) -> Result<SignedRoster, Refusal> {
         .map_err(|error| Refusal::new("roster", format!("{}: {error}", roster.pipeline)))
 }
 
-/// The bytes of a model file that a shard needs.
+/// A header beyond this is no header that anyone wrote.
+const HEADER_MAX: u64 = 256 << 20;
+
+/// Read of a file at first: most headers fit.
+const HEADER_FIRST: u64 = 4 << 20;
+
+/// The bytes of a model file that a shard needs: the header and the tensors of its layers, or all of a file that is no
+/// model to us, since only its worker knows what it reads.
 async fn ranges(file: &Arc<ModelFile>, shard: &Shard) -> Result<Spans, Refusal> {
-    let _ = file;
-    Ok(Spans::whole(shard.model.size.0))
+    let size = shard.model.size;
+    let whole = Spans::whole(size.0);
+    if shard.bytes >= size {
+        return Ok(whole);
+    }
+    let mut length = HEADER_FIRST.min(size.0);
+    let index = loop {
+        let head = file.read(0, usize::try_from(length).unwrap_or(usize::MAX));
+        match Index::parse(&head.await?) {
+            Ok(Parsed::Whole(index)) => break index,
+            Ok(Parsed::NeedMore(more)) if more > length && more <= size.0.min(HEADER_MAX) => {
+                length = more.max(2 * length).min(size.0);
+            }
+            Ok(Parsed::NeedMore(_)) | Err(_) => return Ok(whole),
+        }
+    };
+    let ranges = index.shard_ranges(shard).map_err(|error| {
+        let message = format!("the model {} {error}", file.path().display());
+        Refusal {
+            hint: error.hint,
+            ..Refusal::new(error.code, message)
+        }
+    })?;
+    let span = |range: std::ops::Range<u64>| Span {
+        start: range.start,
+        end: range.end,
+    };
+    Ok(ranges.into_iter().map(span).collect::<Vec<_>>().into())
 }
 
 /// Sends what is missing of the needed ranges.

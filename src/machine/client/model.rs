@@ -161,6 +161,11 @@ fn digest(file: &mut File) -> std::io::Result<Sha256> {
 }
 
 impl ModelFile {
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Reads `length` bytes at `offset`, off the threads that others wait on.
     pub(super) async fn read(
         self: &Arc<Self>,
