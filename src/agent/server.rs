@@ -43,6 +43,9 @@ const REQUEST_READ_MAX: Duration = Duration::from_secs(30);
 /// Between two chunks of a model.
 const CHUNK_READ_MAX: Duration = Duration::from_secs(60);
 
+/// How long a pipeline may take to say that its deadline has passed.
+const CHECK_GRACE: Duration = Duration::from_secs(3);
+
 /// How often a followed log is looked at.
 const FOLLOW_EVERY: Duration = Duration::from_millis(200);
 
@@ -452,7 +455,8 @@ impl Inner {
             },
             deadline_ms: Some(timeout.0),
         };
-        let longest = timeout.duration().min(Duration::from_secs(86_400));
+        // The pipeline keeps the deadline itself, and knows which stage was waited for.
+        let longest = timeout.duration().min(Duration::from_secs(86_400)) + CHECK_GRACE;
         let answer = tokio::time::timeout(longest, whole_answer(self, pipeline, request));
         let text = match answer.await {
             Ok(Ok(text)) => text,

@@ -102,11 +102,8 @@ async fn a_pipeline_of_two_machines_answers_over_http() {
     let answer = ask(&url).await.expect("an answer");
     assert_eq!(answer["usage"]["completion_tokens"], 5, "{answer}");
 
-    let taken = tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("a port");
-    let taken = taken.local_addr().expect("bound").to_string();
-    let holder = std::net::TcpListener::bind(&taken).expect("still free");
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = holder.local_addr().expect("bound").to_string();
     let (code, message) = refusal(expose(exposure(&taken)).await.expect_err("in use"));
     assert_eq!(code, "address");
     assert!(message.contains(&format!("{taken} is in use")), "{message}");
