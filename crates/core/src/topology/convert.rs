@@ -399,6 +399,15 @@ pub(super) fn file(field: Field<'_>) -> Option<PathBuf> {
         field.bad(format!("`{}` is an empty path", field.label), None);
         return None;
     }
+    if path.starts_with("~/") {
+        let message = format!(
+            "`{}`: `~` is a shell's and stands for no folder here",
+            field.label
+        );
+        let hint = "write the whole path, or one relative to the topology file";
+        field.bad(message, Some(hint.to_owned()));
+        return None;
+    }
     Some(PathBuf::from(path))
 }
 

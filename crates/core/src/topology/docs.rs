@@ -261,7 +261,7 @@ Rules for all of it
 ## Variables
 
 `${var.NAME}` in a string value stands for a variable of `[vars]`; `$${` writes `${` itself. A string that is nothing but one variable takes the variable's
-type, so `count = \"${var.n}\"` works. A variable without a default and a type takes the type that its place of use needs. `name` and `version` are never interpolated, nor are defaults.
+type, so `count = \"${var.n}\"` works; where a string is needed, a number or bool becomes one. A variable without a default and a type takes the type that its place of use needs. `name` and `version` are never interpolated, nor are defaults.
 
 Values from outside override the default, in this rising order: `--var NAME=VALUE`, `--var-file FILE.toml`, the environment variable `STAGELINE_VAR_NAME` (the
 name as it is, or in capitals with `-` as `_`). When the environment overrides `--var`, a warning says so.

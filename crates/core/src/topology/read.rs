@@ -281,11 +281,18 @@ impl<'a> Field<'a> {
         self.fault("topology/bad-value", message, hint);
     }
 
-    /// A text without nul bytes, which no path, argument or variable can hold.
+    /// A text without nul bytes, which no path, argument or variable can hold. A variable's number or bool is text where
+    /// text is needed: `engine_args = ["--threads", "${var.threads}"]`.
     pub(super) fn text(self) -> Option<&'a str> {
-        let (Value::Text(text) | Value::Untyped(text)) = &self.node.value else {
-            self.wrong("a string");
-            return None;
+        let text = match (&self.node.value, &self.node.var) {
+            (Value::Text(text) | Value::Untyped(text), _)
+            | (Value::Integer(text) | Value::Float(text), Some(_)) => text.as_str(),
+            (Value::Bool(true), Some(_)) => "true",
+            (Value::Bool(false), Some(_)) => "false",
+            (_, _) => {
+                self.wrong("a string");
+                return None;
+            }
         };
         if text.contains('\0') {
             self.bad(

@@ -320,3 +320,68 @@ fn deep_nesting_and_large_files_are_refused() {
     );
     assert!(SourceFile::from_bytes("x", large.into_bytes()).is_err());
 }
+
+#[test]
+fn numbers_are_read_as_toml_writes_them() {
+    for (written, count) in [
+        ("1_0", 10),
+        ("+2", 2),
+        ("0x10", 16),
+        ("0b11", 3),
+        ("0o17", 15),
+    ] {
+        let topology = valid(&[BASE, &format!("[lease.node]\ncount = {written}")]);
+        assert_eq!(
+            topology.leases.values().next().expect("a lease").count,
+            count,
+            "{written}"
+        );
+    }
+    for (written, micro) in [
+        ("2", 2_000_000),
+        ("0.1", 100_000),
+        ("1_0.000001", 10_000_001),
+        ("\"$0.60\"", 600_000),
+    ] {
+        let topology = valid(&[BASE, &format!("[limits]\nmax_total_per_hour = {written}")]);
+        assert_eq!(
+            topology.limits.max_total_per_hour,
+            Some(MicroDollars(micro)),
+            "{written}"
+        );
+    }
+    for written in [
+        "nan",
+        "inf",
+        "-inf",
+        "1e2",
+        "-0.5",
+        "0x10",
+        "0.0000001",
+        "true",
+    ] {
+        let text = format!("[limits]\nmax_total_per_hour = {written}");
+        let read = read_all(&[BASE, &text]);
+        // A hexadecimal number is a number.
+        assert_eq!(read.is_ok(), written == "0x10", "{written}");
+    }
+}
+
+#[test]
+fn a_number_from_a_variable_is_text_where_text_is_needed() {
+    let more = r#"
+        vars = { threads = 4, flag = true, price = 0.50 }
+        [pipeline.chat]
+        engine_args = ["--threads", "${var.threads}", "--x=${var.price}"]
+        env = { FLAG = "${var.flag}" }
+    "#;
+    let topology = valid(&[BASE, more]);
+    let pipeline = topology.pipelines.values().next().expect("a pipeline");
+    assert_eq!(pipeline.engine_args, ["--threads", "4", "--x=0.50"]);
+    assert_eq!(
+        pipeline.env.values().next().map(String::as_str),
+        Some("true")
+    );
+    // Without a variable it is the wrong type.
+    assert!(read_all(&[BASE, "[pipeline.chat]\nengine_args = [4]"]).is_err());
+}
