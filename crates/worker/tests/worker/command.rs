@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use stageline_core::stage_protocol::{Dtype, ErrorCode, Finish, RequestNumber, ToWorker};
+use stageline_core::topology::{Engine, SourceFile, VarSources, read};
 
 use crate::chain::{Answer, Chain, Stage, Worker, greedy, text};
 
@@ -79,4 +80,30 @@ fn the_example_worker_survives_mistakes() {
         sampling: greedy(1),
     });
     assert_eq!(worker.token().finish, Some(Finish::Length));
+}
+
+#[test]
+fn the_example_topology_names_the_example_worker() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/command-worker/topology.toml");
+    let bytes = std::fs::read(path).expect("the example is there");
+    let file = SourceFile::from_bytes("topology.toml", bytes).expect("text");
+    let vars = VarSources {
+        cli: vec![("worker".into(), "/opt/worker.py".into())],
+        ..VarSources::default()
+    };
+    let (topology, warnings) = read(&[file], &vars).unwrap_or_else(|errors| panic!("{errors:?}"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let engines: Vec<_> = topology
+        .pipelines
+        .values()
+        .map(|pipeline| &pipeline.engine)
+        .collect();
+    assert_eq!(
+        engines,
+        [&Engine::Command(vec![
+            "python3".into(),
+            "/opt/worker.py".into()
+        ])]
+    );
 }
