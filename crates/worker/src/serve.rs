@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 
 use stageline_core::stage_protocol::{
-    Decoder, ErrorCode, FromWorker, Message, ProtocolError, RequestNumber, ToWorker,
+    Decoder, ErrorCode, FromWorker, Limits, Message, ProtocolError, RequestNumber, ToWorker,
 };
 
 use crate::failure::Failure;
@@ -19,6 +19,10 @@ use crate::stage::Stage;
 
 /// Messages read ahead. A full queue makes the agent wait, which it allows for.
 const QUEUE: usize = 64;
+
+/// A prompt of 1 MiB can take six times as much as JSON. A longer line would end the worker, and all its requests with it;
+/// so the limit is where no agent comes near it.
+const LINE_BYTES: usize = 8 << 20;
 
 /// As much as a pipe holds.
 const READ_BYTES: usize = 64 << 10;
@@ -80,7 +84,10 @@ pub fn serve(
 
 /// The reader's thread: bytes → messages.
 fn read(mut input: impl Read, sender: &SyncSender<Result<ToWorker, ProtocolError>>) {
-    let mut decoder = Decoder::<ToWorker>::default();
+    let mut decoder = Decoder::<ToWorker>::new(Limits {
+        line_bytes: LINE_BYTES,
+        ..Limits::default()
+    });
     let mut bytes = vec![0; READ_BYTES];
     loop {
         let count = match input.read(&mut bytes) {

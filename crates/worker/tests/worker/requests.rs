@@ -115,6 +115,25 @@ fn a_prompt_must_fit_into_the_context() {
 }
 
 #[test]
+fn the_longest_prompt_is_refused_without_harm() {
+    let mut worker = Stage::of(0, 1).start();
+    worker.ready();
+    let prompt = text(&"\u{1}".repeat(1 << 20));
+    worker.send(&ToWorker::Start {
+        id: ID,
+        prompt,
+        sampling: greedy(1),
+    });
+    assert_eq!(worker.error().1, ErrorCode::ContextOverflow);
+    worker.send(&ToWorker::Start {
+        id: ID,
+        prompt: text("x"),
+        sampling: greedy(1),
+    });
+    worker.token();
+}
+
+#[test]
 fn stop_strings_end_the_answer_and_are_not_shown() {
     let mut chain = Chain::tiny(2);
     let whole = chain.ask(1, text("the"), &greedy(40)).text();
