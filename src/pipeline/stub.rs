@@ -93,7 +93,7 @@ struct Kept {
     held: String,
 }
 
-struct StubWorker {
+pub(super) struct StubWorker {
     is_first: bool,
     is_last: bool,
     dtype: Dtype,
@@ -103,7 +103,7 @@ struct StubWorker {
 }
 
 impl StubWorker {
-    fn new(options: &StubOptions) -> Result<(Self, Duration), String> {
+    pub(super) fn new(options: &StubOptions) -> Result<(Self, Duration), String> {
         let StubOptions {
             stage,
             num_stages,
@@ -137,7 +137,8 @@ impl StubWorker {
         Ok((worker, Duration::from_millis(u64::from(delay_ms))))
     }
 
-    fn take(&mut self, message: ToWorker) -> Vec<FromWorker> {
+    /// What it answers to a message.
+    pub(super) fn take(&mut self, message: ToWorker) -> Vec<FromWorker> {
         let id = message.id();
         let result = match message {
             ToWorker::Start {
@@ -168,6 +169,12 @@ impl StubWorker {
                 message,
             }]
         })
+    }
+
+    /// How many requests it keeps something for.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.requests.len()
     }
 
     fn start(&mut self, id: RequestNumber, prompt: &Prompt, sampling: Sampling) -> Answers {

@@ -2,24 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use iroh::protocol::Router;
 use stageline_core::id::{EndpointKey, JournalNumber, Lineage, Name, StageId};
-use stageline_core::stage_protocol::Dtype;
+use stageline_core::stage_protocol::{Dtype, ToWorker};
 use stageline_core::unit::{Bytes, Millis};
+use tokio::sync::{Semaphore, oneshot};
 
 use super::endpoint::{self, EndpointOptions, INFER_ALPN, STAGE_ALPN};
 use super::infer::{Event, Events, Finish, Infer, InferCode, InferError, Input, Request, Sampling};
 use super::keys::Secret;
+use super::link::{WorkerEnd, WorkerLink};
 use super::roster::{KeepNothing, Limits, Roster, RosterStage, SignedRoster};
-use super::stub::{self, StubOptions};
+use super::stub::{self, StubOptions, StubWorker};
 use super::{Fabric, FabricConfig, Timing};
 use crate::ambient::SystemClock;
 
 mod basics;
+mod faults;
+mod gates;
 
 const LINEAGE: Lineage = Lineage([7; 16]);
 /// Nothing here takes a hundredth of this, unless it never comes.
@@ -48,11 +52,7 @@ struct Agent {
 }
 
 impl Agent {
-    async fn start(secret: &Secret) -> Self {
-        Self::start_with(secret, Timing::default()).await
-    }
-
-    async fn start_with(secret: &Secret, timing: Timing) -> Self {
+    async fn start(secret: &Secret, timing: Timing) -> Self {
         let endpoint = endpoint::bind(secret, EndpointOptions::default())
             .await
             .expect("a free port");
@@ -106,7 +106,7 @@ impl Ring {
         let mut agents = Vec::new();
         for n in 0..=places.iter().copied().max().unwrap_or(0) {
             let secret = Secret::new([u8::try_from(n).expect("few") + 1; 32]);
-            agents.push(Agent::start_with(&secret, timing).await);
+            agents.push(Agent::start(&secret, timing).await);
         }
         let stages = places.iter().map(|n| agents[*n].roster_stage()).collect();
         let roster = Roster {
@@ -190,6 +190,85 @@ impl Ring {
         for agent in self.agents {
             agent.stop().await;
         }
+    }
+}
+
+/// What a worker was told, in the order of all workers together: (stage, what).
+type Log = Arc<Mutex<Vec<(u32, &'static str)>>>;
+
+/// A stub whose every message is written down, and which computes only as often as it is let.
+struct Spy {
+    log: Log,
+    gate: Arc<Semaphore>,
+    kill: Option<oneshot::Sender<String>>,
+}
+
+impl Spy {
+    fn attach(ring: &Ring, stage: u32, log: &Log, permits: usize) -> Self {
+        let options = StubOptions {
+            stage,
+            num_stages: ring.roster.num_stages(),
+            dtype: ring.roster.dtype,
+            context: None,
+            engine_args: vec![],
+        };
+        let (mut worker, _) = StubWorker::new(&options).expect("no arguments");
+        let (link, end) = WorkerLink::pair(64, 8192);
+        let gate = Arc::new(Semaphore::new(permits));
+        let (kill, killed) = oneshot::channel::<String>();
+        let (log_there, gate_there) = (Arc::clone(log), Arc::clone(&gate));
+        let WorkerEnd {
+            mut from_stage,
+            to_stage,
+            ended,
+        } = end;
+        let work = async move {
+            while let Some(message) = from_stage.recv().await {
+                let what = match &message {
+                    ToWorker::Start { .. } => "start",
+                    ToWorker::Forward { .. } => "forward",
+                    ToWorker::Token { .. } => "token",
+                    ToWorker::End { .. } => "end",
+                };
+                log_there.lock().expect("no panic").push((stage, what));
+                if what != "end" {
+                    gate_there.acquire().await.expect("never closed").forget();
+                }
+                for answer in worker.take(message) {
+                    if to_stage.send(answer).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = work => {}
+                Ok(why) = killed => drop(ended.send(why)),
+            }
+        });
+        ring.fabric(stage)
+            .attach(&stage_id(stage), link)
+            .expect("the roster says so");
+        Self {
+            log: Arc::clone(log),
+            gate,
+            kill: Some(kill),
+        }
+    }
+
+    fn count(&self, stage: u32, what: &str) -> usize {
+        let log = self.log.lock().expect("no panic");
+        log.iter().filter(|entry| **entry == (stage, what)).count()
+    }
+
+    fn let_through(&self) {
+        self.gate.add_permits(Semaphore::MAX_PERMITS / 2);
+    }
+
+    fn kill(&mut self, why: &str) {
+        let kill = self.kill.take().expect("killed once");
+        kill.send(why.to_owned()).expect("it lives");
     }
 }
 
