@@ -9,6 +9,7 @@ mod check;
 mod draft;
 mod expand;
 pub(crate) mod fields;
+mod layers;
 mod lease;
 mod limits;
 mod market;
@@ -31,8 +32,8 @@ use crate::unit::{MicroDollars, Millis, Timestamp};
 pub use binding::{Refusal, Start, may_apply};
 pub use check::check;
 pub use draft::{Draft, Options, draft};
-pub use expand::{Desired, expand, recorded_graph};
-pub use market::{Market, Markets, SHORTLIST_MAX, next_offer};
+pub use expand::{Desired, expand, expand_within, recorded_graph};
+pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer};
 pub use models::{ModelFacts, ModelShape};
 
 /// The version that is written. A newer one is refused.

@@ -5,10 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::layers::{misplaced, too_long, unsplit};
 use super::models::{ModelFacts, ModelShape};
 use crate::diagnostic::Diagnostic;
 use crate::graph::Graph;
 use crate::id::{Address, LeaseId, Name, StageId};
+use crate::model::split;
+use crate::offer::Requirement;
 use crate::resource::{
     DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare, PipelineSpec,
     RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
@@ -53,6 +56,7 @@ struct Placed<'a> {
 struct Expansion<'a> {
     topology: &'a Topology,
     models: &'a BTreeMap<Name, ModelFacts>,
+    known: &'a BTreeMap<LeaseId, Bytes>,
     shares: BTreeMap<LeaseId, BTreeMap<Name, PipelineShare>>,
     memory: BTreeMap<LeaseId, Bytes>,
     gpus: BTreeMap<LeaseId, u32>,
@@ -69,9 +73,22 @@ pub fn expand(
     topology: &Topology,
     models: &BTreeMap<Name, ModelFacts>,
 ) -> Result<Desired, Vec<Diagnostic>> {
+    expand_within(topology, models, &BTreeMap::new())
+}
+
+/// Like [`expand`]; `split = "auto"` keeps within the memory of machines where it is known ([`super::memory_known`]).
+///
+/// # Errors
+/// As [`expand`], and a split that fits no machines.
+pub fn expand_within(
+    topology: &Topology,
+    models: &BTreeMap<Name, ModelFacts>,
+    known: &BTreeMap<LeaseId, Bytes>,
+) -> Result<Desired, Vec<Diagnostic>> {
     let mut expansion = Expansion {
         topology,
         models,
+        known,
         shares: BTreeMap::new(),
         memory: BTreeMap::new(),
         gpus: BTreeMap::new(),
@@ -155,8 +172,16 @@ impl<'a> Expansion<'a> {
         let Some(first) = placed.first() else { return };
         self.entries.insert(name, first.on.clone());
         if let Some(shape) = shape {
-            self.covers(name, &placed, shape);
-            self.reaches(name, pipeline, shape);
+            let layers = placed.iter().map(|stage| stage.layers);
+            let faults = [
+                misplaced(name, layers, shape),
+                too_long(name, pipeline, shape),
+            ];
+            let before = self.faults.len();
+            self.faults.extend(faults.into_iter().flatten());
+            if self.faults.len() > before {
+                return;
+            }
         }
         self.share(name, pipeline, &placed, facts);
         self.stages(name, pipeline, &placed, facts);
@@ -204,13 +229,17 @@ impl<'a> Expansion<'a> {
             Stages::Auto { on, env } => {
                 let cuts = match shape {
                     None => vec![None; on.len()],
-                    Some(shape) => match shape.split(on.len()) {
-                        Some(cuts) => cuts.into_iter().map(Some).collect(),
-                        None => {
-                            self.faults.push(too_many_stages(name, on.len(), shape));
-                            return None;
+                    Some(shape) => {
+                        let tokens = pipeline.context.unwrap_or(shape.context);
+                        let costs = shape.costs(u64::from(tokens));
+                        match split(&costs, &self.share_memory(on)) {
+                            Ok(cuts) => cuts.into_iter().map(Some).collect(),
+                            Err(error) => {
+                                self.faults.push(unsplit(name, &error));
+                                return None;
+                            }
                         }
-                    },
+                    }
                 };
                 let placed = on.iter().zip(cuts).map(|(on, layers)| Placed {
                     on,
@@ -223,63 +252,16 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    /// The layers of a model are placed once each, in order.
-    fn covers(&mut self, name: &Name, placed: &[Placed<'_>], shape: &ModelShape) {
-        let depth = shape.depth();
-        let mut next = 0;
-        for (index, stage) in placed.iter().enumerate() {
-            let at = format!("stage.{name}[{index}]");
-            let Some(layers) = stage.layers else {
-                self.faults.push(
-                    Diagnostic::error("plan/layers", format!("{at}: no layers are given"))
-                        .hint(format!("the model has layers 0..{depth}")),
-                );
-                return;
-            };
-            if layers.end > depth {
-                let message = format!(
-                    "{at}: layers {layers} are out of range, the model has {depth} (0..{depth})"
-                );
-                self.faults
-                    .push(Diagnostic::error("plan/layers", message).hint(format!(
-                        "end the last stage at {depth}, or use split = \"auto\""
-                    )));
-                return;
-            }
-            if layers.start != next {
-                let message = format!(
-                    "{at}: it begins at layer {}, but layer {next} is the next to be placed",
-                    layers.start
-                );
-                self.faults.push(
-                    Diagnostic::error("plan/layers", message)
-                        .hint("stages take the layers in order, each once"),
-                );
-                return;
-            }
-            next = layers.end;
-        }
-        if next != depth {
-            let message =
-                format!("pipeline.{name}: layers {next}..{depth} of its model are on no stage");
-            self.faults
-                .push(Diagnostic::error("plan/layers", message).hint(format!(
-                    "end the last stage at {depth}, or use split = \"auto\""
-                )));
-        }
-    }
-
-    fn reaches(&mut self, name: &Name, pipeline: &Pipeline, shape: &ModelShape) {
-        if let Some(context) = pipeline.context.filter(|context| *context > shape.context) {
-            let message = format!(
-                "pipeline.{name}: context = {context}, but its model attends to {} tokens",
-                shape.context
-            );
-            self.faults.push(
-                Diagnostic::error("plan/context", message)
-                    .hint("leave `context` out to take the model's"),
-            );
-        }
+    /// What each stage of a split may take: the stages of one machine share its memory evenly.
+    fn share_memory(&self, on: &[LeaseId]) -> Vec<Option<Bytes>> {
+        on.iter()
+            .map(|lease| {
+                let stages = on.iter().filter(|other| *other == lease).count();
+                let stages = u64::try_from(stages).expect("few stages");
+                let memory = self.known.get(lease)?;
+                Some(Bytes(memory.0 / stages.max(1)))
+            })
+            .collect()
     }
 
     /// What each machine of the pipeline needs of it.
@@ -317,9 +299,10 @@ impl<'a> Expansion<'a> {
             return;
         };
         let context = pipeline.context.unwrap_or(shape.context);
-        for (index, stage) in placed.iter().enumerate() {
+        for (place, stage) in placed.iter().enumerate() {
             let Some(layers) = stage.layers else { continue };
-            let weights = shape.weights(&[layers], index == 0, index + 1 == placed.len());
+            let weights = shape.weights(&[layers], place == 0, place + 1 == placed.len());
+            // Room for one request with the whole context, or for several that share it.
             let need = weights.0 + shape.cache(layers, context).0;
             self.memory.entry(stage.on.clone()).or_default().0 += need;
         }
@@ -415,10 +398,16 @@ impl<'a> Expansion<'a> {
                 name: name.clone(),
                 index,
             };
-            let spec = LeaseSpec {
-                memory: self.memory.get(&id).copied().unwrap_or_default(),
-                ..plain.clone()
-            };
+            let mut spec = plain.clone();
+            spec.memory = self.memory.get(&id).copied().unwrap_or_default();
+            if let Some(gpus) = self.gpus.get(&id).filter(|gpus| **gpus > 0) {
+                let enough: Requirement = format!("gpus>={gpus}")
+                    .parse()
+                    .expect("a term of the grammar");
+                for terms in &mut spec.terms {
+                    terms.requirement = terms.requirement.and(&enough);
+                }
+            }
             self.desired
                 .specs
                 .insert(Address::Lease(id), Spec::Lease(spec));
@@ -472,15 +461,6 @@ impl<'a> Expansion<'a> {
             );
         }
     }
-}
-
-fn too_many_stages(name: &Name, stages: usize, shape: &ModelShape) -> Diagnostic {
-    let message = format!(
-        "pipeline.{name}: {stages} stages cannot share the {} layers of its model",
-        shape.depth()
-    );
-    Diagnostic::error("plan/layers", message)
-        .hint("name fewer machines; each stage takes at least one layer")
 }
 
 /// The part of the model that one machine needs, over all of its stages.

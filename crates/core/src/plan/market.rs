@@ -12,6 +12,8 @@ use crate::diagnostic::Diagnostic;
 use crate::id::{LeaseId, Name};
 use crate::offer::{Facts, Quote, QuoteId, Supply};
 use crate::resource::{Cause, LeaseSpec, Terms};
+use crate::state::State;
+use crate::topology::Topology;
 use crate::unit::{Bytes, MicroDollars};
 
 /// Longest list of quotes that one lease may walk down.
@@ -326,6 +328,43 @@ impl Candidate<'_> {
             quote: self.quote.clone(),
         }
     }
+}
+
+/// Memory of the machines of a topology, where it is known: measured where there is one, else the most that can be had
+/// now under the lease's terms.
+pub fn memory_known(
+    topology: &Topology,
+    state: &State,
+    markets: &Markets,
+) -> BTreeMap<LeaseId, Bytes> {
+    let mut known = BTreeMap::new();
+    for (name, lease) in &topology.leases {
+        let offers = lease
+            .offers
+            .iter()
+            .filter_map(|name| topology.offers.get(name));
+        let fitting = offers.flat_map(|offer| {
+            let requirement = offer.requirement.and(&lease.requirement);
+            let market = markets.get(&offer.provider);
+            let quotes = market.and_then(|market| market.quotes.as_ref().ok());
+            let memory = quotes.into_iter().flatten().map(|quote| &quote.facts);
+            memory
+                .filter(move |facts| requirement.misfits(facts).is_empty())
+                .map(|facts| facts.memory)
+        });
+        let most = fitting.max();
+        for index in 0..lease.count {
+            let id = LeaseId {
+                name: name.clone(),
+                index,
+            };
+            let ready = state.lease(&id).and_then(|receipt| receipt.ready.as_ref());
+            if let Some(memory) = ready.map(|ready| ready.facts.memory).or(most) {
+                known.insert(id, memory);
+            }
+        }
+    }
+    known
 }
 
 /// What a lease takes when its shortlist is used up: the cheapest that fits the same terms and was not tried.

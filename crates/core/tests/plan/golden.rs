@@ -27,7 +27,8 @@ use stageline_core::id::{Address, Attempt, Fingerprint, LeaseId, Name, Sha256};
 use stageline_core::journal::Record;
 use stageline_core::offer::{Gpu, Quote, Supply};
 use stageline_core::plan::{
-    Desired, Draft, Market, Markets, Mode, ModelFacts, Options, Plan, check, draft, expand,
+    Desired, Draft, Market, Markets, Mode, ModelFacts, Options, Plan, check, draft, expand_within,
+    memory_known,
 };
 use stageline_core::render::{self, Level, View};
 use stageline_core::resource::{Cause, FailureClass, Spec};
@@ -56,7 +57,12 @@ fn lease(text: &str) -> LeaseId {
     text.parse().expect(text)
 }
 
-fn desired(case: &Path, file: &str) -> Result<(Desired, topology::Limits), Vec<Diagnostic>> {
+fn desired(
+    case: &Path,
+    file: &str,
+    world: &World,
+    markets: &Markets,
+) -> Result<(Desired, topology::Limits), Vec<Diagnostic>> {
     let bytes = fs::read(case.join(file)).expect(file);
     let source = SourceFile::from_bytes(file, bytes).expect("text");
     let (topology, _) = topology::read(&[source], &VarSources::default())?;
@@ -73,7 +79,8 @@ fn desired(case: &Path, file: &str) -> Result<(Desired, topology::Limits), Vec<D
             Some((name.clone(), facts))
         })
         .collect();
-    Ok((expand(&topology, &models)?, topology.limits))
+    let known = memory_known(&topology, &world.state, markets);
+    Ok((expand_within(&topology, &models, &known)?, topology.limits))
 }
 
 impl Story<'_> {
@@ -132,7 +139,8 @@ impl Story<'_> {
     }
 
     fn apply(&mut self, file: &str, how: &[&str]) {
-        let (desired, limits) = desired(self.case, file).expect("it can be expanded");
+        let (desired, limits) =
+            desired(self.case, file, &self.world, &self.markets).expect("it can be expanded");
         let plain = Options {
             limits,
             ..options(Mode::Apply)
@@ -325,7 +333,7 @@ fn outcome(case: &Path) -> String {
     let wanted = if story.options.mode == Mode::Destroy {
         Ok((Desired::nothing(name("test")), story.options.limits.clone()))
     } else {
-        desired(case, "topology.toml")
+        desired(case, "topology.toml", &story.world, &story.markets)
     };
     let planned = wanted.and_then(|(desired, limits)| {
         story.options.limits = limits;
@@ -334,7 +342,10 @@ fn outcome(case: &Path) -> String {
             .map(|plan| (desired, plan))
     });
     let printed = match &planned {
-        Ok((_, plan)) => render::plan::plan(plan, &story.view),
+        // The id changes with everything, so a golden file would change with everything.
+        Ok((_, plan)) => {
+            render::plan::plan(plan, &story.view).replace(&plan.id.to_string(), "PLAN-ID")
+        }
         Err(faults) => render::diagnostics(faults, &[], false, 100),
     };
     if let Ok((desired, plan)) = planned {
