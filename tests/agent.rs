@@ -2,6 +2,8 @@
 
 #[path = "agent/deliver.rs"]
 mod deliver;
+#[path = "agent/leased.rs"]
+mod leased;
 #[path = "agent/process.rs"]
 mod process;
 #[path = "agent/serve.rs"]
