@@ -129,6 +129,7 @@ impl Agent {
         if met > 0 {
             tracing::warn!(met, "ended what an earlier agent left behind");
         }
+        let before = folder.read_contact().ok().flatten();
         // Nobody may be pointed at where an earlier agent was.
         folder::remove_file(&folder.contact())?;
         let config = folder.read_config()?;
@@ -137,14 +138,7 @@ impl Agent {
             .relay
             .clone()
             .map(|url| RelaySettings { url, ca_pem: None });
-        let endpoint = endpoint::bind(
-            &key,
-            EndpointOptions {
-                relay,
-                ..EndpointOptions::default()
-            },
-        )
-        .await?;
+        let endpoint = bind(&key, relay, before).await?;
         let contact = endpoint::contact(&endpoint);
         let inner = Arc::new(Inner::new(config, folder, endpoint.clone(), policy)?);
         let router = Router::builder(endpoint)
@@ -240,6 +234,27 @@ impl Inner {
             gpus: OnceCell::new(),
         })
     }
+}
+
+/// Listens where the folder's earlier agent did when that is still free, since its neighbours look for it there.
+async fn bind(
+    key: &Secret,
+    relay: Option<RelaySettings>,
+    before: Option<Contact>,
+) -> Result<iroh::Endpoint, EndpointError> {
+    let options = |bind| EndpointOptions {
+        bind,
+        relay: relay.clone(),
+        ..EndpointOptions::default()
+    };
+    let mut direct = before.into_iter().flat_map(|contact| contact.direct);
+    if relay.is_none()
+        && let Some(address) = direct.next()
+        && let Ok(endpoint) = endpoint::bind(key, options(Some(address))).await
+    {
+        return Ok(endpoint);
+    }
+    endpoint::bind(key, options(None)).await
 }
 
 /// Runs an agent until it is told to end: the body of `stageline agent --dir DIR`.

@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretString};
 use stageline_core::id::{Fingerprint, LeaseId, Name};
@@ -23,6 +24,9 @@ use crate::gateway::{self, GatewayOptions};
 use crate::machine::control::{Peer, Refusal};
 use crate::pipeline::Fabric;
 use crate::pipeline::infer::Infer;
+
+/// How long answers may take to end when the agent does; those that had more time had it before.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Every listener of this agent.
 pub struct Exposures {
@@ -171,11 +175,18 @@ impl Exposures {
         self.remember(exposure, None);
     }
 
-    /// Ends every listener.
+    /// Ends every listener at once; answers that are still on their way are cut off after a moment.
     pub async fn close_all(&self) {
         let _one = self.changes.lock().await;
         let all = std::mem::take(&mut *self.open.lock().expect("no holder panics"));
-        futures::future::join_all(all.into_values().map(Listener::end)).await;
+        let ends = all.into_values().map(|mut listener| async move {
+            listener.stop.cancel();
+            let ended = tokio::time::timeout(CLOSE_MAX, &mut listener.task).await;
+            if ended.is_err() {
+                listener.task.abort();
+            }
+        });
+        futures::future::join_all(ends).await;
     }
 
     /// Every listener that is open: digest of its spec, URL.

@@ -22,6 +22,7 @@ pub const SECRET_MIN: usize = 4;
 const MASK: &[u8] = b"***";
 
 /// Replaces known values in a stream.
+#[derive(Clone)]
 pub struct Scrubber {
     /// The values, also base64 and URL-encoded; longest first.
     values: Vec<Vec<u8>>,
@@ -72,6 +73,17 @@ impl Scrubber {
         }
         self.held.drain(..at);
         safe
+    }
+
+    /// A text of its own without the values, whatever the stream is at.
+    pub fn text(&self, text: &str) -> String {
+        let mut scrubber = Self {
+            values: self.values.clone(),
+            held: Vec::new(),
+        };
+        let mut safe = scrubber.push(text.as_bytes());
+        safe.extend(scrubber.finish());
+        String::from_utf8_lossy(&safe).into_owned()
     }
 
     /// What was held back, at the end of the stream.

@@ -94,7 +94,7 @@ impl Process {
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| not_started(&launch.program, &error))?;
+            .map_err(|error| not_started(&launch.program, dir, &error))?;
         let gone = || "the worker ended before it began".to_owned();
         let number = child.id().and_then(|id| i32::try_from(id).ok());
         let group = number.and_then(Pid::from_raw).ok_or_else(gone)?;
@@ -112,7 +112,7 @@ impl Process {
         let (to, to_worker) = mpsc::channel(LINK_DEPTH);
         let (to_stage, from) = mpsc::channel(LINK_DEPTH);
         let (notice, notices) = mpsc::channel(LINK_DEPTH);
-        let reader = read(stdout, notice, to_stage);
+        let reader = read(stdout, notice, to_stage, scrubber.clone());
         Ok(Self {
             child,
             group,
@@ -155,9 +155,12 @@ impl Process {
 }
 
 /// Why a program was not started, in words.
-fn not_started(program: &Path, error: &std::io::Error) -> String {
+fn not_started(program: &Path, dir: &Path, error: &std::io::Error) -> String {
     let program = program.display();
-    if error.kind() == std::io::ErrorKind::NotFound {
+    if !dir.is_dir() {
+        // The system says the same then as of a program that is missing.
+        format!("the machine's folder {} is gone", dir.display())
+    } else if error.kind() == std::io::ErrorKind::NotFound {
         format!("the program `{program}` does not exist on this machine")
     } else {
         format!("the program `{program}` cannot be started: {error}")
@@ -204,12 +207,14 @@ async fn read(
     mut stdout: ChildStdout,
     notices: mpsc::Sender<Notice>,
     to_stage: mpsc::Sender<FromWorker>,
+    scrubber: Scrubber,
 ) {
     let mut decoder = Decoder::<FromWorker>::default();
     let mut buffer = vec![0; 64 << 10];
     let mut listener = Listener {
         notices,
         to_stage,
+        scrubber,
         ready: false,
     };
     let mut listening = true;
@@ -238,6 +243,7 @@ async fn read(
 struct Listener {
     notices: mpsc::Sender<Notice>,
     to_stage: mpsc::Sender<FromWorker>,
+    scrubber: Scrubber,
     ready: bool,
 }
 
@@ -279,25 +285,34 @@ impl Listener {
             }
             FromWorker::Ready(_) => self.broken("it said `ready` twice".to_owned()).await,
             FromWorker::Failed { code, message } => {
+                let message = self.scrubber.text(&message);
                 let message = crate::machine::plain::message(&message, 2000);
                 self.notices.send(Notice::Failed(code, message)).await.ok();
                 false
             }
-            FromWorker::Hidden { .. }
-            | FromWorker::Continue { .. }
-            | FromWorker::Token(_)
-            | FromWorker::Error { .. } => {
-                if !self.ready {
-                    let what = "it answered before it said `ready`".to_owned();
-                    return self.broken(what).await;
-                }
-                // When nobody listens any more the worker is on its way out; its stdout is drained on.
-                self.to_stage.send(message).await.is_ok()
+            FromWorker::Error { id, code, message } => {
+                let message = self.scrubber.text(&message);
+                let error = FromWorker::Error { id, code, message };
+                self.pass(error).await
+            }
+            FromWorker::Hidden { .. } | FromWorker::Continue { .. } | FromWorker::Token(_) => {
+                self.pass(message).await
             }
         }
     }
 
+    /// Hands an answer to the stage.
+    async fn pass(&mut self, message: FromWorker) -> bool {
+        if !self.ready {
+            let what = "it answered before it said `ready`".to_owned();
+            return self.broken(what).await;
+        }
+        // When nobody listens any more the worker is on its way out; its stdout is drained on.
+        self.to_stage.send(message).await.is_ok()
+    }
+
     async fn broken(&mut self, why: String) -> bool {
+        let why = self.scrubber.text(&why);
         self.notices.send(Notice::Broken(why)).await.ok();
         false
     }

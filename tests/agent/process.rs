@@ -92,6 +92,7 @@ async fn killed_it_leaves_nothing_that_the_next_agent_does_not_end() {
     child.kill().expect("killed");
     child.wait().expect("reaped");
     assert!(is_alive(&mark), "this worker obeys nothing");
+    let before = target(&world).await.contact;
     let mut child = spawn(&world.folder(0));
     // The address of the killed agent is still there until the next one has begun.
     let gone = || async { (!is_alive(&mark)).then_some(()) };
@@ -103,6 +104,11 @@ async fn killed_it_leaves_nothing_that_the_next_agent_does_not_end() {
     let status = until("the next agent to answer", listens).await;
     assert!(status.stages.is_empty(), "it starts with no worker");
     assert_eq!(status.deliveries.len(), 1, "it knows what was delivered");
+    assert_eq!(
+        target(&world).await.contact,
+        before,
+        "its neighbours find it where it was"
+    );
     send(&child, Signal::TERM);
     assert!(status_of(&mut child).await.success());
 }

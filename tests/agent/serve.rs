@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use stageline::agent::Agent;
-use stageline::core::id::Name;
-use stageline::core::resource::{EngineSpec, ExposureSpec, PipelineSpec, Spec, ViaSpec};
+use stageline::core::id::{JournalNumber, Name};
+use stageline::core::resource::{
+    DeliverySpec, EngineSpec, ExposureSpec, PipelineSpec, Spec, ViaSpec,
+};
 use stageline::core::topology::Serve;
 use stageline::core::unit::Millis;
-use stageline::machine::{Machines, Target, WorkerState};
+use stageline::machine::{Delivery, Machines, Target, WorkerState};
 
-use super::{World, lease, pipeline, refusal, spec, stage, until};
+use super::{World, lease, pipeline, refusal, share, spec, stage, until};
 
 fn api() -> Name {
     "api".parse().expect("a name")
@@ -174,6 +176,45 @@ async fn a_pipeline_of_someone_elses_workers_answers_and_drains() {
             .join(format!("workers/llama-{index}.pid"));
         assert!(!pid.exists());
     }
+    first.shutdown().await;
+    second.shutdown().await;
+}
+
+/// The listener is not where the entry is: the roster must let its machine prompt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_on_another_machine_needs_leave() {
+    let world = World::new();
+    let [(first, entry), (second, other)] = two(&world, &EngineSpec::Stub).await;
+    let mut spec = exposure("127.0.0.1:0");
+    spec.at = lease(1);
+    let peers = [(pipeline(), entry.clone())].into();
+    let url = world
+        .client
+        .expose(&other, &api(), &spec, peers, None)
+        .await
+        .expect("a listener");
+    let answer = ask(&url).await.expect("an answer");
+    let message = answer["error"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("may not prompt"), "{answer}");
+
+    // A newer roster reaches agents that live, and counts at once.
+    let mut share = share(&[&entry, &other]);
+    share.prompt_from = vec![lease(1)];
+    let spec = DeliverySpec {
+        pipelines: [(pipeline(), share)].into(),
+    };
+    for target in [&entry, &other] {
+        let delivery = Delivery {
+            spec: &spec,
+            revision: JournalNumber(2),
+            peers: super::peers(&[&entry, &other]),
+            progress: &|_, _| {},
+        };
+        let delivered = world.client.deliver(target, delivery).await;
+        delivered.expect("delivered");
+    }
+    let answer = ask(&url).await.expect("an answer");
+    assert_eq!(answer["usage"]["completion_tokens"], 5, "{answer}");
     first.shutdown().await;
     second.shutdown().await;
 }

@@ -242,6 +242,16 @@ async fn a_worker_sees_its_secrets_and_its_log_does_not() {
     drop(request);
     let on_disk = std::fs::read(world.folder(0).join("workers/llama-0.log")).expect("there");
     assert!(!String::from_utf8_lossy(&on_disk).contains("canary"));
+    let says =
+        shell(r#"printf '{"status":"failed","code":"internal","message":"%s"}\n' $TOKEN; exit 1"#);
+    let secrets: BTreeMap<_, _> = [("TOKEN".to_owned(), "canary-77".to_owned().into())].into();
+    let says = spec(0, 0, 1, says);
+    let started = world.client.start(&target, &stage(0), &says, secrets).await;
+    let (_, message) = refusal(started.expect_err("it says so"));
+    assert!(
+        message.contains("***") && !message.contains("canary"),
+        "{message}"
+    );
     let unknown = LogSource::Stage(stage(9));
     let error = world.client.logs(&target, unknown, 9, false).await;
     let (code, _) = refusal(error.err().expect("no such stage"));
