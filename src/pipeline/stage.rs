@@ -3,8 +3,9 @@
 //!
 //! What always holds:
 //!
-//! * One message at a time is with the worker whose answer matters; at most four more belong to requests that ended
-//!   meanwhile. A request has at most one piece of work in the queue, so requests take turns.
+//! * One prompt and one step are with the worker at a time, so that a worker that can do so lets a step by while it works
+//!   on a long prompt; what belongs to requests that ended meanwhile is bounded too. A request has at most one piece of
+//!   work in the queue, so requests take turns.
 //! * A part of a prompt is acknowledged upstream when the worker has worked it through; at most two are under way between
 //!   two stages. A decode step needs no such thing: a request has one. So nothing in the ring waits for room, and what
 //!   waits is bounded by the limits of the roster.
@@ -34,6 +35,9 @@ use super::roster::Limits;
 
 /// Parts of one request's prompt that may be under way on one edge.
 const PARTS_MAX: u32 = 2;
+/// The most that one look at the clock adds to a worker's silence: looks are far apart when there was nothing to do, and
+/// after this computer slept.
+const SECOND: Duration = Duration::from_secs(1);
 /// Requests that ended before they began here: remembered so that a late begin is dropped.
 const EARLY_ENDS_MAX: usize = 1024;
 
@@ -73,7 +77,7 @@ pub(super) enum Out {
 pub struct Timing {
     /// A request that came before its edges and workers were there waits this long.
     pub early_wait: Duration,
-    /// A worker that says nothing for this long after the request that it works on ended is given up.
+    /// A worker that says nothing for this long while it has work is given up. Time without work does not count.
     pub hung_after: Duration,
     /// How often deadlines are looked at.
     pub tick: Duration,
@@ -191,9 +195,14 @@ pub(super) struct Core {
     numbers_drawn: u64,
     ready: VecDeque<Tag>,
     worker: Result<Worker, String>,
-    /// Messages with the worker, oldest first; all but the last belong to requests that ended.
-    outstanding: VecDeque<Op>,
-    heard: Duration,
+    /// What the worker has of requests that go on: one prompt and one other message at most.
+    outstanding: Vec<Op>,
+    /// How many messages the worker may still have of requests that ended, and since when. A worker may answer them or
+    /// not, so nobody waits for that.
+    doubtful: (usize, Duration),
+    /// How long the worker has said nothing while it had work.
+    silent: Duration,
+    ticked: Duration,
     /// Why an edge is down, for those that are.
     down: BTreeMap<Side, String>,
     early_ends: VecDeque<Tag>,
@@ -217,8 +226,10 @@ impl Core {
             numbers_drawn: 0,
             ready: VecDeque::new(),
             worker: Err("none was started".to_owned()),
-            outstanding: VecDeque::new(),
-            heard: Duration::ZERO,
+            outstanding: Vec::new(),
+            doubtful: (0, Duration::ZERO),
+            silent: Duration::ZERO,
+            ticked: Duration::ZERO,
             early_ends: VecDeque::new(),
             queued_bytes: 0,
             draining: false,
@@ -248,7 +259,7 @@ impl Core {
 
     /// Whether time passing changes nothing here.
     pub(super) fn is_idle(&self) -> bool {
-        self.requests.is_empty() && self.outstanding.is_empty()
+        self.requests.is_empty()
     }
 
     pub(super) fn has_worker(&self) -> bool {
@@ -272,7 +283,8 @@ impl Core {
             hidden_size: hidden_size as usize,
             context,
         });
-        self.heard = now;
+        self.silent = Duration::ZERO;
+        self.doubtful = (0, now);
         self.wake_all();
     }
 
@@ -331,14 +343,13 @@ impl Core {
             }
         }
         self.pump();
-        let op = self.outstanding.front()?;
-        let silent_since = op.ended?.max(self.heard);
-        let silent = now.saturating_sub(silent_since);
-        (silent >= self.timing.hung_after).then(|| {
-            format!(
-                "it took work and has said nothing for {} s after the request ended",
-                silent.as_secs()
-            )
+        if !self.outstanding.is_empty() {
+            self.silent += now.saturating_sub(self.ticked).min(SECOND);
+        }
+        self.ticked = now;
+        (self.silent >= self.timing.hung_after).then(|| {
+            let seconds = self.silent.as_secs();
+            format!("it had work and said nothing for {seconds} s")
         })
     }
 
@@ -439,10 +450,10 @@ impl Core {
         };
         self.numbers.remove(&request.number);
         self.queued_bytes = self.queued_bytes.saturating_sub(request.held_bytes());
-        for op in &mut self.outstanding {
-            if op.number == request.number {
-                op.ended.get_or_insert(self.now);
-            }
+        let with_worker = self.outstanding.len();
+        self.outstanding.retain(|op| op.number != request.number);
+        if self.outstanding.len() < with_worker {
+            self.doubtful = (self.doubtful.0 + 1, self.now);
         }
         if request.touched && self.worker.is_ok() {
             let id = request.number;

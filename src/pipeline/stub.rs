@@ -456,7 +456,10 @@ mod tests {
                                 position: u32::try_from(position).expect("short"),
                             })
                         }
-                        other => panic!("{other:?} was not expected"),
+                        other @ (FromWorker::Loading { .. }
+                        | FromWorker::Ready(_)
+                        | FromWorker::Failed { .. }
+                        | FromWorker::Error { .. }) => panic!("{other:?} was not expected"),
                     })
                     .collect();
             }

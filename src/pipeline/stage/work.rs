@@ -10,8 +10,10 @@ use super::super::frame::{CHUNK_MAX, FRAGMENT_MAX, Frame, Span, Tag, failure, pr
 use super::super::infer::{InferCode, InferError};
 use super::{Core, Out, PARTS_MAX, Request, Side};
 
-/// Messages with the worker that nobody waits for any more; beyond them the next request waits.
-const ENDED_MAX: usize = 4;
+/// Messages of requests that ended, which the worker may still have; beyond them the next one waits a little.
+const DOUBTFUL_MAX: usize = 4;
+/// How long it waits then.
+const DOUBTFUL_WAIT: Duration = Duration::from_millis(250);
 /// A decode step is one position; larger hidden states than this no model has.
 const STEP_MAX: usize = 1 << 20;
 /// Of an error of a worker.
@@ -52,8 +54,6 @@ enum Doing {
 pub(super) struct Op {
     pub(super) number: RequestNumber,
     doing: Doing,
-    /// When its request ended, if it did.
-    pub(super) ended: Option<Duration>,
 }
 
 impl Core {
@@ -76,20 +76,36 @@ impl Core {
         }
     }
 
-    /// Gives the worker its next message, if it has none.
+    /// Gives the worker what it has room for.
     pub(super) fn pump(&mut self) {
-        while self.worker.is_ok()
-            && self.outstanding.len() <= ENDED_MAX
-            && self.outstanding.iter().all(|op| op.ended.is_some())
-        {
-            let Some(tag) = self.ready.pop_front() else {
+        while self.worker.is_ok() && self.is_patient() {
+            let Some(at) = self.ready.iter().position(|tag| self.has_room(*tag)) else {
                 return;
             };
-            if let Some(request) = self.requests.get_mut(&tag) {
+            let tag = self.ready.remove(at);
+            let request = tag.and_then(|tag| Some((tag, self.requests.get_mut(&tag)?)));
+            if let Some((tag, request)) = request {
                 request.queued = false;
                 self.dispatch(tag);
             }
         }
+    }
+
+    /// A caller that asks and goes away again and again does not bury the worker.
+    fn is_patient(&self) -> bool {
+        let (count, since) = self.doubtful;
+        count <= DOUBTFUL_MAX || self.now >= since + DOUBTFUL_WAIT
+    }
+
+    /// Whether the worker may have what this request wants. A request that ended has room, to be taken out of the queue.
+    fn has_room(&self, tag: Tag) -> bool {
+        let work = self.requests.get(&tag).and_then(|r| r.work.front());
+        let Some(work) = work else {
+            return true;
+        };
+        let is_start = matches!(work, Work::Start(_));
+        let same = |op: &Op| (op.doing == Doing::Start) == is_start;
+        !self.outstanding.iter().any(same)
     }
 
     /// A request whose edge is down or full is left alone; it is put into the queue again when that changes.
@@ -152,11 +168,7 @@ impl Core {
             }
         };
         request.touched = true;
-        self.outstanding.push_back(Op {
-            number: id,
-            doing,
-            ended: None,
-        });
+        self.outstanding.push(Op { number: id, doing });
         self.out.push(Out::Worker(message));
     }
 
@@ -170,7 +182,7 @@ impl Core {
 
     /// Takes what the worker says.
     pub(in super::super) fn on_worker(&mut self, now: Duration, message: FromWorker) {
-        (self.now, self.heard) = (now, now);
+        (self.now, self.silent) = (now, Duration::ZERO);
         match message {
             FromWorker::Hidden {
                 id,
@@ -208,21 +220,20 @@ impl Core {
         self.pump();
     }
 
-    /// Finds the message that an answer belongs to. Answers come in order, so older ones will not be answered any more.
+    /// Finds the message that an answer belongs to. Answers about requests that ended are nobody's.
     fn settle(&mut self, id: RequestNumber, more: bool) -> Option<(Tag, Doing)> {
+        let tag = *self.numbers.get(&id)?;
         let Some(at) = self.outstanding.iter().position(|op| op.number == id) else {
-            let tag = *self.numbers.get(&id)?;
             self.broken(tag, "an answer that nothing was asked for");
             return None;
         };
-        self.outstanding.drain(..at);
-        let op = self.outstanding.front()?;
-        let (doing, ended) = (op.doing, op.ended.is_some());
+        let doing = self.outstanding[at].doing;
         if !(doing == Doing::Start && more) {
-            self.outstanding.pop_front();
+            self.outstanding.remove(at);
         }
-        let tag = *self.numbers.get(&id)?;
-        (!ended).then_some((tag, doing))
+        // It gets on with what it was told later, so it is done with what it was told before.
+        self.doubtful.0 = 0;
+        Some((tag, doing))
     }
 
     fn hidden(

@@ -43,7 +43,9 @@ async fn say(connection: &Connection, hello: &Hello) -> (Answer, SendStream, Rec
 fn why(answer: Answer) -> String {
     match answer {
         Answer::Refused { why, .. } => why,
-        other => panic!("refused, not {other:?}"),
+        other @ (Answer::Welcome { .. } | Answer::Stale { .. }) => {
+            panic!("refused, not {other:?}")
+        }
     }
 }
 

@@ -320,7 +320,10 @@ fn an_error_anywhere_reaches_its_caller_and_nobody_else() {
                     let id = match answer {
                         FromWorker::Hidden { id, .. } | FromWorker::Continue { id } => *id,
                         FromWorker::Token(sampled) => sampled.id,
-                        _ => continue,
+                        FromWorker::Loading { .. }
+                        | FromWorker::Ready(_)
+                        | FromWorker::Failed { .. }
+                        | FromWorker::Error { .. } => continue,
                     };
                     if id == number && countdown > 0 {
                         countdown -= 1;
