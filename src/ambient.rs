@@ -159,3 +159,24 @@ fn start_of(pid: u32) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_ascii_whitespace().nth(19)?.parse().ok()
 }
+
+/// One environment variable, when it is set and is text.
+#[expect(clippy::disallowed_methods, reason = "this is the module that may")]
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// Every environment variable that is text and whose name begins so.
+pub fn variables(prefix: &str) -> std::collections::BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| name.starts_with(prefix))
+        .collect()
+}
+
+/// For people: user@host.
+pub fn who() -> String {
+    let user = variable("USER").or_else(|| variable("LOGNAME"));
+    let host = ProcessId::this().host;
+    format!("{}@{host}", user.unwrap_or_else(|| "someone".to_owned()))
+}

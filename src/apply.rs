@@ -35,8 +35,8 @@ use crate::store::AppendError;
 pub struct Effects {
     /// Who sells leases.
     pub providers: Providers,
-    /// Our hands on leased machines.
-    pub machines: Arc<dyn Machines>,
+    /// Our hands on leased machines; none for a run that only ends machines.
+    pub machines: Option<Arc<dyn Machines>>,
     /// The identity's keys; none for a run that only ends machines.
     pub keys: Option<Arc<dyn Keys>>,
     /// Reads secrets by reference.

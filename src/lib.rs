@@ -5,6 +5,7 @@
 pub mod agent;
 pub mod ambient;
 pub mod apply;
+pub mod cli;
 pub mod gateway;
 pub mod machine;
 pub mod observe;

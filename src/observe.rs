@@ -17,7 +17,7 @@ use stageline_core::state::{
 
 use crate::ambient::Clock;
 use crate::apply::Providers;
-use crate::machine::{AgentStatus, Machines, Target, WorkerState};
+use crate::machine::{AgentStatus, Machines, Target, WorkerState, share_fingerprint};
 use crate::provider::{Blind, Machine, MachineStatus, Provider};
 
 /// Agents that are asked at once.
@@ -179,10 +179,10 @@ fn delivered(recorded: &Recorded, status: &AgentStatus) -> Option<stageline_core
     let Spec::Delivery(delivery) = spec else {
         return None;
     };
-    let whole = delivery
-        .pipelines
-        .keys()
-        .all(|name| status.deliveries.contains_key(name));
+    let whole = delivery.pipelines.iter().all(|(name, share)| {
+        let there = status.deliveries.get(name);
+        there.is_some_and(|(digest, _)| *digest == share_fingerprint(share))
+    });
     whole.then(|| spec.fingerprint())
 }
 

@@ -44,7 +44,7 @@ pub use error::{AppendError, BeginError, Rival, StoreError};
 pub use identity::{Identity, IdentityError};
 pub use journal::{Begin, First, Journal, Writer};
 pub use load::Loaded;
-pub use lock::{Acquired, Holder, Lock, LockInfo};
+pub use lock::{Acquired, HEARTBEAT, Holder, Lock, LockInfo};
 
 /// Largest entry that is read: what one process can queue during one slow put is far below.
 const ENTRY_MAX: u64 = 16 << 20;
@@ -66,9 +66,14 @@ const PROBE: &str = "probe-";
 pub struct StateUrl(PathBuf);
 
 impl StateUrl {
-    /// The folder `state` in the working directory.
-    pub fn default_folder() -> Self {
-        Self(PathBuf::from("state"))
+    /// A folder.
+    pub fn of(root: PathBuf) -> Self {
+        Self(root)
+    }
+
+    /// The folder that holds the state of every topology.
+    pub fn root(&self) -> &FilePath {
+        &self.0
     }
 
     /// The folder of one topology, or of one workspace of it.

@@ -47,6 +47,7 @@ impl<'a> Run<'a> {
         let lease = lease_of(act.step)?;
         let spec = self.delivery_spec(&act.step.address)?;
         self.protocol(act, |revision| async move {
+            let machines = refuse!(self.machines());
             let target = refuse!(self.target(lease));
             let mut peers = BTreeMap::new();
             for line in spec.pipelines.values().flat_map(|share| &share.roster) {
@@ -73,7 +74,7 @@ impl<'a> Run<'a> {
                         peers,
                         progress: &progress,
                     };
-                    self.effects.machines.deliver(&target, delivery)
+                    machines.deliver(&target, delivery)
                 })
                 .await?;
             let rosters = spec
@@ -100,14 +101,11 @@ impl<'a> Run<'a> {
         let stage = stage_of(act)?;
         let spec = self.stage_spec(&act.step.address)?;
         self.protocol(act, |_| async move {
+            let machines = refuse!(self.machines());
             let target = refuse!(self.target(&spec.on));
             let secrets = refuse!(self.secrets(&spec.secrets));
             let done = self
-                .ask(|| {
-                    self.effects
-                        .machines
-                        .start(&target, stage, spec, secrets.clone())
-                })
+                .ask(|| machines.start(&target, stage, spec, secrets.clone()))
                 .await?;
             Ok(made(done, |()| {
                 let whole = Spec::Stage(spec.clone());
@@ -132,10 +130,9 @@ impl<'a> Run<'a> {
             let Some(on) = on else {
                 return Ok(Outcome::Done(Made::default()));
             };
+            let machines = refuse!(self.machines());
             let target = refuse!(self.target(&on));
-            let done = self
-                .ask(|| self.effects.machines.stop(&target, stage))
-                .await?;
+            let done = self.ask(|| machines.stop(&target, stage)).await?;
             Ok(gone(done))
         })
         .await
@@ -150,10 +147,9 @@ impl<'a> Run<'a> {
                     act.step.address
                 ))));
             };
+            let machines = refuse!(self.machines());
             let target = refuse!(self.target(entry));
-            let answer = self
-                .ask(|| self.effects.machines.check(&target, name, spec))
-                .await?;
+            let answer = self.ask(|| machines.check(&target, name, spec)).await?;
             let answer = answer.and_then(|answer| match &spec.expect {
                 Some(expect) if !answer.text.contains(expect.as_str()) => Err(Cause::new(
                     FailureClass::Config,
@@ -181,6 +177,7 @@ impl<'a> Run<'a> {
     pub(super) async fn expose(&self, act: Act<'a>) -> Result<(), Stop> {
         let (name, spec) = self.exposure_spec(&act.step.address)?;
         self.protocol(act, |_| async move {
+            let machines = refuse!(self.machines());
             let target = refuse!(self.target(&spec.at));
             let ViaSpec::Loopback { api_key, .. } = &spec.via;
             let api_key = match api_key {
@@ -194,9 +191,7 @@ impl<'a> Run<'a> {
             let url = self
                 .ask(|| {
                     let (peers, api_key) = (peers.clone(), api_key.clone());
-                    self.effects
-                        .machines
-                        .expose(&target, name, spec, peers, api_key)
+                    machines.expose(&target, name, spec, peers, api_key)
                 })
                 .await?;
             Ok(made(url, |url| {
@@ -229,10 +224,9 @@ impl<'a> Run<'a> {
             let Some(at) = at else {
                 return Ok(Outcome::Done(Made::default()));
             };
+            let machines = refuse!(self.machines());
             let target = refuse!(self.target(&at));
-            let done = self
-                .ask(|| self.effects.machines.unexpose(&target, name))
-                .await?;
+            let done = self.ask(|| machines.unexpose(&target, name)).await?;
             Ok(gone(done))
         })
         .await

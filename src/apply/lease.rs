@@ -357,6 +357,7 @@ impl<'a> Run<'a> {
             .get(&held.provider, &held.provider_kind);
         let provider = provider.map_err(Stop::Refused)?;
         let keys = self.keys().map_err(Stop::Refused)?;
+        let machines = self.machines().map_err(Stop::Refused)?;
         let (generation, attempt) = held.request_key.try_of();
         let endpoint = keys.endpoint(lease, generation, attempt);
         let limit = spec
@@ -378,7 +379,7 @@ impl<'a> Run<'a> {
                             endpoint,
                             contact,
                         };
-                        match self.effects.machines.status(&target).await {
+                        match machines.status(&target).await {
                             Ok(status) => {
                                 let contact = target.contact;
                                 return Ok(gate(lease, spec, status.facts).map(|facts| {

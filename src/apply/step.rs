@@ -14,7 +14,7 @@ use stageline_core::state::State;
 use stageline_core::unit::{MicroDollars, Millis};
 
 use super::{Effects, Keys, Options};
-use crate::machine::Target;
+use crate::machine::{Machines, Target};
 use crate::store::{AppendError, Journal};
 
 /// Why a step ends without being done.
@@ -186,13 +186,15 @@ impl<'a> Run<'a> {
     }
 
     pub fn keys(&self) -> Result<&dyn Keys, Cause> {
-        self.effects.keys.as_deref().ok_or_else(|| {
-            Cause::new(
-                FailureClass::Auth,
-                "this step needs the operator's identity",
-            )
-            .hint("bring identity.key into the state folder, or set STAGELINE_IDENTITY")
-        })
+        self.effects.keys.as_deref().ok_or_else(without_identity)
+    }
+
+    /// Our hands on leased machines.
+    pub fn machines(&self) -> Result<&dyn Machines, Cause> {
+        self.effects
+            .machines
+            .as_deref()
+            .ok_or_else(without_identity)
     }
 
     /// How the agent of a ready machine is reached.
@@ -221,6 +223,14 @@ impl<'a> Run<'a> {
         let passed = self.effects.clock.boottime().saturating_sub(start);
         Millis(u64::try_from(passed.as_millis()).unwrap_or(u64::MAX))
     }
+}
+
+fn without_identity() -> Cause {
+    Cause::new(
+        FailureClass::Auth,
+        "this step needs the operator's identity",
+    )
+    .hint("bring identity.key into the state folder, or set STAGELINE_IDENTITY")
 }
 
 /// A plan or a state that contradicts itself: a fault of ours.

@@ -31,6 +31,7 @@ use super::plain::{self, Stripper};
 use super::{AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, Target};
 use crate::pipeline::endpoint::RelaySettings;
 use crate::pipeline::keys;
+use crate::pipeline::remote::RemoteInfer;
 
 /// An agent that says nothing for so long has stopped working, though its endpoint lives.
 const SILENCE_MAX: Duration = Duration::from_secs(10 * WORKING_EVERY.as_secs());
@@ -124,6 +125,29 @@ impl AgentClient {
             cache,
             models: model::Models::default(),
         }
+    }
+
+    /// The way to a pipeline, by the agent of its entry stage.
+    ///
+    /// # Errors
+    /// [`MachineError::Unreachable`] when this computer has no endpoint.
+    pub async fn infer(
+        &self,
+        entry: &Target,
+        pipeline: &Name,
+    ) -> Result<RemoteInfer, MachineError> {
+        let endpoint = self.dial.endpoint().await;
+        let endpoint = endpoint.map_err(|why| MachineError::Unreachable {
+            lease: entry.lease.clone(),
+            why,
+        })?;
+        Ok(RemoteInfer::new(
+            endpoint.clone(),
+            self.lineage,
+            pipeline.clone(),
+            entry.endpoint,
+            entry.contact.clone(),
+        ))
     }
 
     /// Says goodbye to every agent, which would wait for us otherwise.

@@ -104,7 +104,11 @@ async fn transfer(
         .map_err(disk)
 }
 
-async fn open(url: &str) -> Result<reqwest::Response, Refusal> {
+/// Opens a model for reading.
+///
+/// # Errors
+/// [`Refusal`] with codes `url` or `fetch`.
+pub async fn open(url: &str) -> Result<reqwest::Response, Refusal> {
     // Another part of the process may have installed it already: the same one.
     rustls::crypto::ring::default_provider()
         .install_default()

@@ -109,7 +109,7 @@ impl Dial {
         Ok((connection, false))
     }
 
-    async fn endpoint(&self) -> Result<&Endpoint, String> {
+    pub(super) async fn endpoint(&self) -> Result<&Endpoint, String> {
         let bind = || async {
             let options = EndpointOptions {
                 relay: self.relay.clone(),

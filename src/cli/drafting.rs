@@ -1,0 +1,208 @@
+//! From a topology and a state to a drafted plan: what `plan` and `apply` have in common.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use stageline_core::diagnostic::Diagnostic;
+use stageline_core::id::{Address, Name};
+use stageline_core::plan::{self, Desired, Draft, Market, Mode, Plan};
+use stageline_core::state::{Observed, State};
+use stageline_core::topology::{Limits, ProviderKind, Topology};
+
+use super::project::{Place, Project};
+use super::{Failure, model, session};
+use crate::ambient::SharedClock;
+use crate::apply::Providers;
+use crate::machine::Machines;
+use crate::observe;
+use crate::store::{Loaded, Store};
+
+/// What narrows a plan.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Narrow {
+    /// Only this resource and what it needs; may be repeated
+    #[arg(long, value_name = "ADDR")]
+    target: Vec<Address>,
+    /// Not this resource, nor what needs it; may be repeated
+    #[arg(long, value_name = "ADDR")]
+    exclude: Vec<Address>,
+    /// Make this resource anew; may be repeated
+    #[arg(long, value_name = "ADDR")]
+    replace: Vec<Address>,
+    /// Do not look at the world first; what is recorded is taken as it is
+    #[arg(long)]
+    no_refresh: bool,
+}
+
+impl Narrow {
+    /// This resource alone.
+    pub fn only(address: Address) -> Self {
+        Self {
+            target: vec![address],
+            ..Self::default()
+        }
+    }
+
+    /// Only a part was asked for.
+    pub fn is_some(&self) -> bool {
+        !self.target.is_empty() || !self.exclude.is_empty()
+    }
+}
+
+/// A plan and what it was drafted from.
+pub(crate) struct Drafted {
+    pub plan: Plan,
+    pub loaded: Loaded,
+}
+
+/// Drafts the plan of a topology.
+pub(crate) async fn apply(
+    project: &Project,
+    store: &Store,
+    narrow: &Narrow,
+    clock: &SharedClock,
+) -> Result<Drafted, Failure> {
+    let fail = |faults: Vec<Diagnostic>| Failure::diagnostics(faults, project.files.clone());
+    let models = model::look(&project.topology, &project.folder)
+        .await
+        .map_err(fail)?;
+    let desired = plan::expand(&project.topology, &models).map_err(fail)?;
+    let loaded = store.read().await?;
+    let providers = session::providers(Some(&project.topology), &project.place.folder(), clock)?;
+    let observed = if narrow.no_refresh {
+        Observed::default()
+    } else {
+        let topology = Some(&project.topology);
+        let hands = session::hands_if_any(
+            store,
+            &loaded.state,
+            topology,
+            &project.place,
+            &project.folder,
+        )?;
+        let machines = hands.as_deref().map(|hands| hands as &dyn Machines);
+        let observed = observe::look(&loaded.state, &providers, machines, clock.as_ref()).await;
+        if let Some(hands) = hands {
+            hands.close().await;
+        }
+        observed
+    };
+    let markets = markets(&project.topology, &providers).await;
+    let options = plan::Options {
+        mode: Mode::Apply,
+        now: clock.now(),
+        targets: narrow.target.clone(),
+        excludes: narrow.exclude.clone(),
+        replace: narrow.replace.clone(),
+        limits: project.topology.limits.clone(),
+        topology_digest: Some(project.digest),
+    };
+    let draft = Draft {
+        desired: &desired,
+        recorded: &loaded.state,
+        observed: &observed,
+        markets: &markets,
+        options: &options,
+    };
+    let mut plan = plan::draft(&draft).map_err(fail)?;
+    plan.notes.extend(elsewhere(&project.place));
+    plan.id = plan.digest();
+    Ok(Drafted { plan, loaded })
+}
+
+/// Drafts the plan that ends everything: it needs neither topology nor identity.
+pub(crate) async fn destroy(
+    place: &Place,
+    store: &Store,
+    narrow: &Narrow,
+    clock: &SharedClock,
+) -> Result<Drafted, Failure> {
+    let loaded = store.read().await?;
+    let providers = session::providers(None, &place.folder(), clock)?;
+    let observed = if narrow.no_refresh {
+        Observed::default()
+    } else {
+        observe::look(&loaded.state, &providers, None, clock.as_ref()).await
+    };
+    let name = loaded
+        .state
+        .genesis
+        .as_ref()
+        .map_or(&place.name, |genesis| &genesis.topology);
+    let options = plan::Options {
+        mode: Mode::Destroy,
+        now: clock.now(),
+        targets: narrow.target.clone(),
+        excludes: narrow.exclude.clone(),
+        replace: Vec::new(),
+        limits: Limits {
+            max_price_per_hour: None,
+            max_total_per_hour: None,
+            max_leases: None,
+        },
+        topology_digest: None,
+    };
+    let draft = Draft {
+        desired: &Desired::nothing(name.clone()),
+        recorded: &loaded.state,
+        observed: &observed,
+        markets: &BTreeMap::new(),
+        options: &options,
+    };
+    let plan = plan::draft(&draft).map_err(|faults| Failure::diagnostics(faults, Vec::new()))?;
+    Ok(Drafted { plan, loaded })
+}
+
+/// What every declared provider sells now.
+async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, Market> {
+    let mut asked = Vec::new();
+    for (name, provider) in &topology.providers {
+        let ProviderKind::Local { .. } = provider.kind;
+        if let Ok(provider) = providers.get(name, "local") {
+            asked.push((name.clone(), provider.clone()));
+        }
+    }
+    let mut quotes = observe::quotes(&asked).await;
+    let market = |(name, provider): (Name, std::sync::Arc<dyn crate::provider::Provider>)| {
+        let quotes = quotes.remove(&name).unwrap_or_else(|| Ok(Vec::new()));
+        let market = Market {
+            kind: provider.kind().to_owned(),
+            free: provider.traits().free,
+            quotes: quotes.map_err(|blind| blind.cause),
+        };
+        (name, market)
+    };
+    asked.into_iter().map(market).collect()
+}
+
+/// A topology that was renamed leaves its machines under the old name: they are named, with what to type.
+fn elsewhere(place: &Place) -> Vec<String> {
+    let others = super::project::recorded(&place.url);
+    others
+        .into_iter()
+        .filter(|name| *name != place.name)
+        .filter_map(|name| {
+            let leases = leases_of(&place.url.folder(&name, None))?;
+            (!leases.is_empty()).then(|| {
+                format!(
+                    "the state of `{name}` beside this one still has {}; if `{}` was renamed from it, end them with \
+                     `stageline destroy --name {name}`",
+                    leases.join(", "),
+                    place.name
+                )
+            })
+        })
+        .collect()
+}
+
+/// The leases in the readable copy of another state: a look aside, not the truth.
+fn leases_of(folder: &Path) -> Option<Vec<String>> {
+    let bytes = std::fs::read(folder.join("state.json")).ok()?;
+    let readable: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+    let state = readable.get("state").unwrap_or(&readable);
+    let state: State = serde_json::from_value(state.clone()).ok()?;
+    let leases = state
+        .existing()
+        .filter(|(address, _)| address.kind() == "lease");
+    Some(leases.map(|(address, _)| address.to_string()).collect())
+}

@@ -1,0 +1,148 @@
+//! What only the holder of the identity can derive, and secrets that are read when they are needed.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use secrecy::{SecretBox, SecretString};
+use stageline_core::id::{Address, Attempt, EndpointKey, Generation, LeaseId, Lineage};
+use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::topology::SecretRef;
+
+use crate::ambient;
+use crate::apply::{Keys, Secrets};
+use crate::pipeline::keys::{self, Secret};
+use crate::provider::Boot;
+use crate::store::Identity;
+
+/// Largest secret that is read, in bytes.
+const SECRET_MAX: u64 = 64 << 10;
+
+/// The keys of one identity in one lineage.
+pub(crate) struct IdentityKeys {
+    pub identity: Identity,
+    pub lineage: Lineage,
+    /// The relay that agents keep a connection to.
+    pub relay: Option<String>,
+}
+
+impl IdentityKeys {
+    /// The key by which the operator speaks to agents.
+    pub fn operator(&self) -> Secret {
+        keys::operator(self.identity.secret(), &self.lineage)
+    }
+
+    fn agent(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> Secret {
+        let address = Address::Lease(lease.clone());
+        keys::agent(
+            self.identity.secret(),
+            &self.lineage,
+            &address,
+            generation,
+            attempt,
+        )
+    }
+}
+
+impl Keys for IdentityKeys {
+    fn endpoint(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> EndpointKey {
+        self.agent(lease, generation, attempt).endpoint()
+    }
+
+    fn boot(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> Boot {
+        Boot {
+            agent_key: SecretBox::new(Box::new(*self.agent(lease, generation, attempt).expose())),
+            operator: self.identity.operator(&self.lineage),
+            lineage: self.lineage,
+            lease: lease.clone(),
+            generation,
+            attempt,
+            relay: self.relay.clone(),
+        }
+    }
+}
+
+/// Reads secrets from environment, files and programs.
+pub(crate) struct References {
+    /// Relative paths start here.
+    pub folder: PathBuf,
+}
+
+impl Secrets for References {
+    fn read(&self, secret: &SecretRef) -> Result<SecretString, Cause> {
+        let text = match secret {
+            SecretRef::Env(name) => ambient::variable(name)
+                .ok_or_else(|| auth(format!("the environment variable {name} is not set"))),
+            SecretRef::File(path) => self.file(path),
+            SecretRef::Command(argv) => command(argv),
+        }?;
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        if line.is_empty() {
+            return Err(auth(format!("{} is empty", shown(secret))));
+        }
+        Ok(SecretString::from(line.to_owned()))
+    }
+}
+
+impl References {
+    fn file(&self, path: &std::path::Path) -> Result<String, Cause> {
+        let path = self.folder.join(path);
+        let shown = path.display();
+        let failed = |error: std::io::Error| auth(format!("cannot read {shown}: {error}"));
+        let file = File::open(&path).map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            return Err(auth(format!("{shown} is not a regular file")));
+        }
+        if meta.mode() & 0o077 != 0 {
+            return Err(auth(format!("{shown} can be read by others"))
+                .hint(format!("type `chmod 600 {shown}`")));
+        }
+        let mut text = String::new();
+        file.take(SECRET_MAX)
+            .read_to_string(&mut text)
+            .map_err(failed)?;
+        Ok(text)
+    }
+}
+
+fn command(argv: &[String]) -> Result<String, Cause> {
+    let Some((program, arguments)) = argv.split_first() else {
+        return Err(auth("a secret's command is empty".to_owned()));
+    };
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| auth(format!("cannot run `{program}` for a secret: {error}")))?;
+    if !output.status.success() {
+        return Err(auth(format!(
+            "`{program}`, run for a secret, failed: {}",
+            output.status
+        )));
+    }
+    let not_text = || auth(format!("`{program}`, run for a secret, printed no text"));
+    let text = String::from_utf8(output.stdout).map_err(|_| not_text())?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+fn shown(secret: &SecretRef) -> String {
+    match secret {
+        SecretRef::Env(name) => format!("the environment variable {name}"),
+        SecretRef::File(path) => path.display().to_string(),
+        SecretRef::Command(argv) => {
+            format!(
+                "what `{}` printed",
+                argv.first().map(String::as_str).unwrap_or_default()
+            )
+        }
+    }
+}
+
+fn auth(message: String) -> Cause {
+    Cause::new(FailureClass::Auth, message)
+}

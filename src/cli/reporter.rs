@@ -1,0 +1,351 @@
+//! Draws events on stderr: something that moves on a terminal, a line now and then elsewhere; JSON lines on stdout
+//! with `--json`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use stageline_core::event::Event;
+use stageline_core::id::Address;
+use stageline_core::journal::Verb;
+use stageline_core::unit::{Bytes, MicroDollars, Millis};
+use tokio::task::JoinHandle;
+
+use super::console::Console;
+use crate::ambient::SharedClock;
+
+/// Between two heartbeat lines where nothing can move.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Draws what happens in one run.
+pub(crate) struct Reporter {
+    shared: Arc<Shared>,
+    heart: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    console: Console,
+    clock: SharedClock,
+    start: Duration,
+    board: Mutex<Board>,
+    bar: Option<ProgressBar>,
+}
+
+/// What is going on.
+#[derive(Default)]
+struct Board {
+    steps: u32,
+    done: u32,
+    /// Steps under way, since when, and the last that was heard of them.
+    running: BTreeMap<(Address, Verb), (Duration, String)>,
+    per_hour: MicroDollars,
+}
+
+impl Reporter {
+    pub fn new(console: &Console, clock: SharedClock) -> Self {
+        let bar = (console.lively && console.level >= 0 && !console.json).then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{spinner} {pos}/{len} {wide_msg} {elapsed}");
+            bar.set_style(style.expect("the template is fixed"));
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        let shared = Arc::new(Shared {
+            console: *console,
+            start: clock.boottime(),
+            clock,
+            board: Mutex::new(Board::default()),
+            bar,
+        });
+        let heart = (shared.bar.is_none() && console.level >= 0).then(|| {
+            let shared = Arc::clone(&shared);
+            tokio::spawn(async move {
+                loop {
+                    shared.clock.sleep(HEARTBEAT).await;
+                    shared.heartbeat();
+                }
+            })
+        });
+        Self { shared, heart }
+    }
+
+    /// Where events go.
+    pub fn sink(&self) -> Arc<dyn Fn(Event) + Send + Sync> {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |event| shared.take(&event))
+    }
+
+    /// Takes what moves off the terminal.
+    pub fn finish(&mut self) {
+        if let Some(heart) = self.heart.take() {
+            heart.abort();
+        }
+        if let Some(bar) = &self.shared.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+impl Shared {
+    fn take(&self, event: &Event) {
+        if self.console.json {
+            let mut line = serde_json::to_string(event).expect("events are plain data");
+            line.push('\n');
+            // A reader that went away does not stop a run.
+            let _ = self.console.data(&line);
+        }
+        let line = {
+            let mut board = self.board.lock().expect("no holder panics");
+            board.take(event, self.clock.boottime());
+            self.line(event)
+        };
+        if let Some(line) = line {
+            self.print(&line);
+        }
+        self.draw();
+    }
+
+    fn print(&self, line: &str) {
+        if self.console.level < 0 {
+            return;
+        }
+        match &self.bar {
+            Some(bar) => bar.suspend(|| self.console.line(line)),
+            None => self.console.line(line),
+        }
+    }
+
+    fn draw(&self) {
+        let Some(bar) = &self.bar else { return };
+        let board = self.board.lock().expect("no holder panics");
+        bar.set_length(u64::from(board.steps));
+        bar.set_position(u64::from(board.done));
+        bar.set_message(board.oldest(self.clock.boottime()));
+    }
+
+    fn heartbeat(&self) {
+        let board = self.board.lock().expect("no holder panics");
+        if board.running.is_empty() {
+            return;
+        }
+        let now = self.clock.boottime();
+        let passed = millis(now.saturating_sub(self.start));
+        let money = if board.per_hour == MicroDollars::ZERO {
+            String::new()
+        } else {
+            format!(", {} per hour now", board.per_hour)
+        };
+        let line = format!(
+            "{passed}: {}/{} steps, {} running{money}; oldest: {}",
+            board.done,
+            board.steps,
+            board.running.len(),
+            board.oldest(now)
+        );
+        drop(board);
+        self.console.line(&line);
+    }
+
+    /// What is worth a line of its own.
+    fn line(&self, event: &Event) -> Option<String> {
+        let paint = |code: &str, text: &str| self.console.paint(code, text);
+        match event {
+            Event::StepDone { address, verb, took, .. } => {
+                quiet(*verb).then(|| format!("{address}: {} ({})", past(*verb), rounded(*took)))
+            }
+            Event::StepRefused { address, verb, cause, goes_on, .. } => {
+                let label = paint("1;31", "failed");
+                let next = if *goes_on { " (the next offer follows)" } else { "" };
+                let hint = cause.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
+                Some(format!(
+                    "{address}: {} {label}: {}{next}{}",
+                    verb.doing(),
+                    cause.message,
+                    hint.unwrap_or_default()
+                ))
+            }
+            Event::StepInDoubt { address, verb, cause, .. } => {
+                let label = paint("1;33", "in doubt");
+                let hint = cause.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
+                Some(format!(
+                    "{address}: {} is {label}: {}{}",
+                    verb.doing(),
+                    cause.message,
+                    hint.unwrap_or_default()
+                ))
+            }
+            Event::LeaseUp { lease, machine, price_per_hour } => {
+                Some(format!("{lease}: machine {machine} is up, {price_per_hour} per hour"))
+            }
+            Event::Settling { address, attempt, until } => Some(format!(
+                "{address}: try {attempt} is unresolved and may bill; watching the provider's listing until {until:.0}"
+            )),
+            Event::MachineFound { address, machine, kept } => {
+                let fate = if *kept { "it is kept" } else { "it is released" };
+                Some(format!("{address}: machine {machine} was found; {fate}"))
+            }
+            Event::ExtraReleased { address, machine } => {
+                Some(format!("{address}: machine {machine} is gone"))
+            }
+            Event::AttemptAbsent { address, attempt } => {
+                Some(format!("{address}: try {attempt} made no machine"))
+            }
+            Event::Vanished { address, why } => Some(format!("{address}: gone: {why}")),
+            Event::Fenced { by } => Some(format!("this run was fenced by {by}")),
+            Event::Interrupted { signals: 1 } => Some(
+                "interrupted: no new step is started; what runs gets 2 s. Interrupt again to stop now"
+                    .to_owned(),
+            ),
+            Event::Interrupted { .. } => Some("interrupted again: stopped".to_owned()),
+            Event::Retrying { address, cause, delay, .. } => Some(format!(
+                "{address}: {}; again in {}",
+                cause.message,
+                rounded(*delay)
+            )),
+            Event::RunBegan { .. }
+            | Event::StepStarted { .. }
+            | Event::StepBlocked { .. }
+            | Event::Launching { .. }
+            | Event::LeaseReady { .. }
+            | Event::LeaseEnded { .. }
+            | Event::Progress { .. }
+            | Event::Waiting { .. }
+            | Event::Verified { .. }
+            | Event::RunEnded { .. } => None,
+        }
+    }
+}
+
+impl Board {
+    fn take(&mut self, event: &Event, now: Duration) {
+        match event {
+            Event::RunBegan { steps, done, .. } => {
+                self.steps = *steps;
+                self.done = *done;
+            }
+            Event::StepStarted { address, verb, .. } => {
+                let entry = self.running.entry((address.clone(), *verb));
+                entry.or_insert_with(|| (now, String::new()));
+            }
+            Event::StepDone { address, verb, .. } => {
+                self.running.remove(&(address.clone(), *verb));
+                self.done += 1;
+            }
+            Event::StepRefused {
+                address,
+                verb,
+                goes_on: false,
+                ..
+            }
+            | Event::StepInDoubt { address, verb, .. } => {
+                self.running.remove(&(address.clone(), *verb));
+            }
+            Event::LeaseUp { price_per_hour, .. } => {
+                self.per_hour = self.per_hour.saturating_add(*price_per_hour);
+            }
+            Event::Waiting {
+                address,
+                verb,
+                what,
+                ..
+            } => {
+                if let Some((_, last)) = self.running.get_mut(&(address.clone(), *verb)) {
+                    last.clone_from(what);
+                }
+            }
+            Event::Progress {
+                address,
+                done,
+                total,
+                what,
+            } => {
+                let percent = done
+                    .saturating_mul(100)
+                    .checked_div(*total)
+                    .unwrap_or_default();
+                let (done, total) = (Bytes(*done), Bytes(*total));
+                let text = match what.as_str() {
+                    "bytes" => format!("{percent} %, {done} of {total}"),
+                    other => format!("{percent} % of {other}"),
+                };
+                let under = self
+                    .running
+                    .iter_mut()
+                    .find(|((other, _), _)| other == address);
+                if let Some((_, (_, last))) = under {
+                    *last = text;
+                }
+            }
+            Event::StepRefused { .. }
+            | Event::StepBlocked { .. }
+            | Event::Retrying { .. }
+            | Event::Launching { .. }
+            | Event::LeaseReady { .. }
+            | Event::LeaseEnded { .. }
+            | Event::Settling { .. }
+            | Event::MachineFound { .. }
+            | Event::ExtraReleased { .. }
+            | Event::AttemptAbsent { .. }
+            | Event::Vanished { .. }
+            | Event::Fenced { .. }
+            | Event::Interrupted { .. }
+            | Event::Verified { .. }
+            | Event::RunEnded { .. } => {}
+        }
+    }
+
+    fn oldest(&self, now: Duration) -> String {
+        let oldest = self.running.iter().min_by_key(|(_, (since, _))| *since);
+        let Some(((address, verb), (since, last))) = oldest else {
+            return String::new();
+        };
+        let waited = rounded(millis(now.saturating_sub(*since)));
+        let detail = if last.is_empty() {
+            String::new()
+        } else {
+            format!(": {last}")
+        };
+        format!("{address} {} for {waited}{detail}", verb.doing())
+    }
+}
+
+/// Steps without a call are not news.
+fn quiet(verb: Verb) -> bool {
+    !matches!(verb, Verb::Forget | Verb::Record | Verb::Acquire)
+}
+
+fn past(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Acquire => "rented",
+        Verb::Await => "ready",
+        Verb::Record => "recorded",
+        Verb::Deliver => "delivered",
+        Verb::Start => "started",
+        Verb::Stop => "stopped",
+        Verb::Check => "answers",
+        Verb::Expose => "exposed",
+        Verb::Unexpose => "taken down",
+        Verb::Forget => "forgotten",
+        Verb::Release => "released, proven by the provider's listing",
+    }
+}
+
+fn millis(span: Duration) -> Millis {
+    Millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// To a tenth of a second below ten seconds, to whole seconds above.
+fn rounded(span: Millis) -> String {
+    if span.0 < 10_000 {
+        format!("{}.{} s", span.0 / 1000, span.0 % 1000 / 100)
+    } else {
+        Millis(span.0 / 1000 * 1000).to_string()
+    }
+}

@@ -1,0 +1,343 @@
+//! Carries a plan out: lock, begin, run, end, and the last words.
+
+use std::sync::Arc;
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, Lineage, WriterId};
+use stageline_core::plan::{Mode, Plan, Start, may_apply};
+use stageline_core::state::State;
+use stageline_core::topology::Topology;
+use stageline_core::unit::{MicroDollars, Millis};
+
+use super::console::Console;
+use super::exit::of_cause;
+use super::keys::{IdentityKeys, References};
+use super::project::Place;
+use super::reporter::Reporter;
+use super::{Exit, Failure, session, signals};
+use crate::ambient::{self, ProcessId, SharedClock, random};
+use crate::apply::{self, Effects, Keys, Options, Providers, Summary};
+use crate::machine::Machines;
+use crate::machine::client::AgentClient;
+use crate::observe;
+use crate::store::{
+    Acquired, Begin, First, HEARTBEAT, Holder, Identity, Journal, Lock, Store, Writer,
+};
+
+/// How long running calls may go on after the first Ctrl-C.
+const GRACE: Millis = Millis(1500);
+
+/// What is carried out, and with what.
+pub(crate) struct Job<'a> {
+    pub plan: &'a Plan,
+    /// None when everything is ended.
+    pub topology: Option<&'a Topology>,
+    pub digest: Option<stageline_core::id::Fingerprint>,
+    pub place: &'a Place,
+    /// Relative paths of secrets start here.
+    pub folder: &'a std::path::Path,
+    /// Only a part was asked for, so that something may be left.
+    pub narrowed: bool,
+    pub parallelism: usize,
+    pub command: &'a str,
+}
+
+/// Runs it, and says how it ended.
+pub(crate) async fn run(
+    job: &Job<'_>,
+    store: &Store,
+    clock: &SharedClock,
+    console: &Console,
+) -> Result<Exit, Failure> {
+    let by = ambient::who();
+    let writer = Writer {
+        id: WriterId(random()),
+        clock: clock.clone(),
+    };
+    let holder = Holder {
+        writer: writer.id,
+        process: ProcessId::this(),
+        by: by.clone(),
+        command: job.command.to_owned(),
+    };
+    let lock = match Lock::acquire(store, holder, clock, HEARTBEAT).await? {
+        Acquired::Lock(lock) => lock,
+        Acquired::Held(held) => return Err((*held).into()),
+    };
+    let result = locked(job, store, clock, console, by, writer).await;
+    lock.release().await;
+    result
+}
+
+async fn locked(
+    job: &Job<'_>,
+    store: &Store,
+    clock: &SharedClock,
+    console: &Console,
+    by: String,
+    writer: Writer,
+) -> Result<Exit, Failure> {
+    let loaded = store.read().await?;
+    let start = may_apply(job.plan, &loaded.state, job.digest, clock.now())?;
+    let (keys, first) = identity(job, store, &loaded.state)?;
+    let hands = match &keys {
+        Some(keys) => Some(session::hands(keys, job.topology, job.place, job.folder)?),
+        None => None,
+    };
+    let providers = session::providers(job.topology, &job.place.folder(), clock)?;
+    let bytes = serde_json::to_vec(job.plan).expect("a plan is plain data");
+    store.put_plan(job.plan.id, bytes).await?;
+    let begin = Begin {
+        command: job.command.to_owned(),
+        by,
+        plan: Some(job.plan.id),
+        resume: start == Start::Resume,
+        expect_projection: (start == Start::Fresh).then_some(job.plan.base),
+        first,
+        wait_for_open: false,
+    };
+    let mut reporter = Reporter::new(console, clock.clone());
+    let interrupt = signals::watch(reporter.sink())?;
+    let journal = Journal::begin(store, loaded, begin, writer).await?;
+    let effects = Effects {
+        providers: providers.clone(),
+        machines: hands.clone().map(|hands| hands as Arc<dyn Machines>),
+        keys: keys.map(|keys| Arc::new(keys) as Arc<dyn Keys>),
+        secrets: Arc::new(References {
+            folder: job.folder.to_owned(),
+        }),
+        clock: clock.clone(),
+        events: reporter.sink(),
+    };
+    let options = Options {
+        parallelism: job.parallelism,
+        max_total_per_hour: job
+            .topology
+            .and_then(|topology| topology.limits.max_total_per_hour),
+        interrupt,
+        grace: GRACE,
+    };
+    let done = journal.with_state(|state| state.run.as_ref().map_or(0, |run| run.steps_done.len()));
+    (effects.events)(Event::RunBegan {
+        plan: job.plan.id,
+        resumed: start == Start::Resume,
+        steps: count(job.plan.steps.len()),
+        done: count(done),
+    });
+    let summary = apply::run(job.plan, &journal, &effects, &options).await;
+    if summary.journal.is_none() {
+        journal.finish(summary.finished()).await?;
+    }
+    (effects.events)(ended(&summary));
+    reporter.finish();
+    if let Some(hands) = &hands {
+        AgentClient::close(hands).await;
+    }
+    let state = journal.with_state(Clone::clone);
+    conclude(job, &summary, &state, &providers, clock, console).await
+}
+
+/// The identity, which is made together with the lineage. A run that only ends machines needs none.
+fn identity(
+    job: &Job<'_>,
+    store: &Store,
+    state: &State,
+) -> Result<(Option<IdentityKeys>, Option<First>), Failure> {
+    let relay = job
+        .topology
+        .and_then(|topology| topology.relay.as_ref())
+        .map(|relay| relay.url.clone());
+    match &state.genesis {
+        Some(genesis) if job.plan.mode == Mode::Destroy => {
+            Ok((session::keys_of(store, genesis, relay).ok(), None))
+        }
+        Some(genesis) => Ok((Some(session::keys_of(store, genesis, relay)?), None)),
+        None => {
+            let lineage = Lineage(random());
+            let identity = Identity::make(store, session::identity_variable().as_ref())?;
+            let first = First {
+                lineage,
+                operator: identity.operator(&lineage),
+                topology: job.plan.topology.clone(),
+            };
+            Ok((
+                Some(IdentityKeys {
+                    identity,
+                    lineage,
+                    relay,
+                }),
+                Some(first),
+            ))
+        }
+    }
+}
+
+fn ended(summary: &Summary) -> Event {
+    let (in_doubt, refused): (Vec<_>, Vec<_>) =
+        summary.failed.iter().partition(|failed| failed.in_doubt);
+    Event::RunEnded {
+        finished: summary.finished(),
+        done: summary.done,
+        refused: count(refused.len()),
+        in_doubt: count(in_doubt.len()),
+        blocked: count(summary.blocked.len()),
+    }
+}
+
+/// The last words: what is up, what it costs, what to type.
+async fn conclude(
+    job: &Job<'_>,
+    summary: &Summary,
+    state: &State,
+    providers: &Providers,
+    clock: &SharedClock,
+    console: &Console,
+) -> Result<Exit, Failure> {
+    if let Some(error) = &summary.journal {
+        return Err(error.clone().into());
+    }
+    if summary.interrupted {
+        console
+            .line("stopped; what was begun is written down, and the same command goes on with it");
+        up(job, state, console);
+        return Ok(Exit::Interrupted);
+    }
+    if summary.finished() && job.plan.mode == Mode::Destroy {
+        return proven(job.place, job.narrowed, state, providers, clock, console).await;
+    }
+    if summary.finished() {
+        reachable(state, console)?;
+        return Ok(Exit::Done);
+    }
+    let (failed, blocked) = (summary.failed.len(), summary.blocked.len());
+    console.line(&format!(
+        "{} steps done, {failed} failed, {blocked} not started; run the same command again to go on",
+        summary.done
+    ));
+    up(job, state, console);
+    let doubt = summary.failed.iter().any(|failed| failed.in_doubt);
+    let worst = summary.failed.iter().map(|failed| of_cause(&failed.cause));
+    let worst = worst
+        .min_by_key(|exit| *exit as u8)
+        .unwrap_or(Exit::Stopped);
+    Ok(if doubt { Exit::Doubt } else { worst })
+}
+
+/// An independent listing after everything was ended. What carries our mark and no record is ended too: it is an extra
+/// that came late.
+async fn proven(
+    place: &Place,
+    narrowed: bool,
+    state: &State,
+    providers: &Providers,
+    clock: &SharedClock,
+    console: &Console,
+) -> Result<Exit, Failure> {
+    let look = async || {
+        observe::survivors(state, providers).await.map_err(|blind| {
+            Failure::new(Exit::Doubt, blind.to_string()).hint(
+                "nothing is proven; mend access to the account and run `stageline destroy` again",
+            )
+        })
+    };
+    let recorded = |id: &stageline_core::id::MachineId| {
+        let leases = state.existing().filter_map(|(address, _)| address.lease());
+        leases
+            .filter_map(|lease| state.lease(lease))
+            .any(|held| held.machine == *id)
+    };
+    let mut left = look().await?;
+    for survivor in left
+        .iter()
+        .filter(|survivor| !recorded(&survivor.machine.id))
+    {
+        console.line(&format!(
+            "machine {} came late; it is released",
+            survivor.machine.id
+        ));
+        let provider = providers
+            .all()
+            .find(|provider| provider.kind() == survivor.kind);
+        if let Some(provider) = provider {
+            // The listing below tells whether it worked.
+            let _ = provider.release(&survivor.machine.id).await;
+        }
+    }
+    if !left.is_empty() {
+        left = look().await?;
+    }
+    if left.is_empty() && state.is_empty() {
+        console.say(&format!(
+            "{}: 0 left at providers, verified at {:.0}; 0 items on platforms we do not control",
+            place.name,
+            clock.now()
+        ));
+        return Ok(Exit::Done);
+    }
+    for survivor in &left {
+        console.line(&format!(
+            "left at a provider of kind `{}`: machine {}, {} per hour",
+            survivor.kind, survivor.machine.id, survivor.machine.price_per_hour
+        ));
+    }
+    for (address, _) in state.existing() {
+        console.line(&format!("still recorded: {address}"));
+    }
+    Ok(if narrowed { Exit::Done } else { Exit::Doubt })
+}
+
+/// A destroy that finds nothing recorded still lets the providers prove it.
+pub(crate) async fn nothing_left(
+    place: &Place,
+    narrowed: bool,
+    state: &State,
+    providers: &Providers,
+    clock: &SharedClock,
+    console: &Console,
+) -> Result<Exit, Failure> {
+    proven(place, narrowed, state, providers, clock, console).await
+}
+
+/// What a client is pointed at.
+fn reachable(state: &State, console: &Console) -> Result<(), Failure> {
+    for (address, recorded) in state.existing() {
+        if let Some(stageline_core::resource::Receipt::Exposure(receipt)) = &recorded.receipt {
+            let line = format!("{address}: {}", receipt.url);
+            if console.json {
+                console.say(&line);
+            } else {
+                console.data(&format!("{line}\n"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each machine that is up or may be, what it costs, and the command that ends it.
+fn up(job: &Job<'_>, state: &State, console: &Console) {
+    for (address, recorded) in state.existing() {
+        let Address::Lease(lease) = address else {
+            continue;
+        };
+        let price = recorded.committed_per_hour();
+        let what = match state.lease(lease) {
+            Some(held) => format!("{lease} is up: machine {}", held.machine),
+            None if recorded.is_unresolved() => format!("{lease} is unresolved and may bill"),
+            None => continue,
+        };
+        console.line(&format!(
+            "{what}, {price} per hour; `stageline release {lease}` ends it"
+        ));
+    }
+    let total = state.committed_per_hour();
+    if total > MicroDollars::ZERO || !state.is_empty() {
+        console.line(&format!(
+            "{total} per hour in all; `stageline destroy` ends everything of `{}`",
+            job.place.name
+        ));
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,157 @@
+//! What a command needs besides the topology: providers, identity, our hands on machines.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use stageline_core::id::Name;
+use stageline_core::state::{Genesis, State};
+use stageline_core::topology::{ProviderKind, Topology};
+use stageline_core::unit::MicroDollars;
+
+use super::Failure;
+use super::keys::{IdentityKeys, References};
+use super::project::Place;
+use crate::ambient::{self, SharedClock, SystemClock};
+use crate::apply::{Providers, Secrets as _};
+use crate::machine::client::{AgentClient, ClientOptions};
+use crate::pipeline::endpoint::RelaySettings;
+use crate::provider::Provider;
+use crate::provider::local::{LocalProvider, LocalSettings};
+use crate::store::{Identity, Store};
+
+/// The variable that brings an identity to a CI job.
+const IDENTITY: &str = "STAGELINE_IDENTITY";
+
+/// How long an agent on this computer may take to end by itself.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+
+/// The clock of this computer.
+pub(crate) fn clock() -> SharedClock {
+    Arc::new(SystemClock)
+}
+
+/// A runtime for commands that talk to many at once.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?)
+}
+
+/// Every declared provider, and one of each kind for leases whose table is gone.
+pub(crate) fn providers(
+    topology: Option<&Topology>,
+    state_folder: &Path,
+    clock: &SharedClock,
+) -> Result<Providers, Failure> {
+    let mut providers = Providers::default();
+    let declared = topology.map(|topology| &topology.providers);
+    for (name, provider) in declared.into_iter().flatten() {
+        let ProviderKind::Local {
+            slots,
+            price_per_hour,
+        } = provider.kind;
+        let settings = local(name.clone(), state_folder, slots, price_per_hour)?;
+        providers.insert(name.clone(), arc(settings, clock));
+    }
+    let name = "local".parse().expect("it is a name");
+    providers.insert_kind(arc(
+        local(name, state_folder, None, MicroDollars::ZERO)?,
+        clock,
+    ));
+    Ok(providers)
+}
+
+fn arc(settings: LocalSettings, clock: &SharedClock) -> Arc<dyn Provider> {
+    Arc::new(LocalProvider::new(settings, clock.clone()))
+}
+
+fn local(
+    name: Name,
+    state_folder: &Path,
+    slots: Option<u32>,
+    price_per_hour: MicroDollars,
+) -> Result<LocalSettings, Failure> {
+    let program = std::env::current_exe()?;
+    Ok(LocalSettings {
+        name,
+        root: state_folder.join("machines"),
+        program: vec![program.into_os_string()],
+        environment: ambient::agent_environment(),
+        slots,
+        price_per_hour,
+        stop_grace: STOP_GRACE,
+    })
+}
+
+/// The identity from the environment, if it is there.
+pub(crate) fn identity_variable() -> Option<SecretString> {
+    ambient::variable(IDENTITY).map(SecretString::from)
+}
+
+/// The keys of a state that has been begun.
+pub(crate) fn keys_of(
+    store: &Store,
+    genesis: &Genesis,
+    relay: Option<String>,
+) -> Result<IdentityKeys, Failure> {
+    let lineage = genesis.lineage;
+    let identity = Identity::of(store, genesis, identity_variable().as_ref())?;
+    Ok(IdentityKeys {
+        identity,
+        lineage,
+        relay,
+    })
+}
+
+/// Our hands on machines, by this identity.
+pub(crate) fn hands(
+    keys: &IdentityKeys,
+    topology: Option<&Topology>,
+    place: &Place,
+    folder: &Path,
+) -> Result<Arc<AgentClient>, Failure> {
+    let cache = place.folder().join("models");
+    let mut options = ClientOptions::new(keys.operator(), keys.lineage, cache);
+    if let Some(relay) = topology.and_then(|topology| topology.relay.as_ref()) {
+        let ca_pem = relay.ca.as_ref().map(|path| {
+            let path = folder.join(path);
+            std::fs::read_to_string(&path)
+                .map_err(|error| Failure::user(format!("cannot read {}: {error}", path.display())))
+        });
+        let secrets = References {
+            folder: folder.to_owned(),
+        };
+        let token = relay.token.as_ref().map(|token| secrets.read(token));
+        options.relay = Some(RelaySettings {
+            url: relay.url.clone(),
+            ca_pem: ca_pem.transpose()?,
+        });
+        options.relay_token = token
+            .transpose()
+            .map_err(|cause| Failure::user(cause.message))?;
+    }
+    Ok(Arc::new(AgentClient::new(options)))
+}
+
+/// Hands for a command that only looks: none when the identity is not here or nothing runs.
+pub(crate) fn hands_if_any(
+    store: &Store,
+    state: &State,
+    topology: Option<&Topology>,
+    place: &Place,
+    folder: &Path,
+) -> Result<Option<Arc<AgentClient>>, Failure> {
+    let Some(genesis) = &state.genesis else {
+        return Ok(None);
+    };
+    let leases = state.existing().filter_map(|(address, _)| address.lease());
+    let ready = leases
+        .filter_map(|lease| state.lease(lease))
+        .any(|held| held.ready.is_some());
+    match keys_of(store, genesis, None) {
+        Ok(keys) if ready => Ok(Some(hands(&keys, topology, place, folder)?)),
+        Ok(_) | Err(_) => Ok(None),
+    }
+}

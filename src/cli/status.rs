@@ -1,0 +1,294 @@
+//! `status`: leases, stages and exposures as they are now, and what they cost.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use stageline_core::id::{Address, LeaseId};
+use stageline_core::resource::{Receipt, Spec};
+use stageline_core::state::{Observed, Seen, State};
+
+use super::console::Console;
+use super::{Exit, Failure, Global, project, session};
+use crate::machine::{AgentStatus, Machines as _, WorkerState};
+use crate::observe;
+use crate::store::{Lock, LockInfo, Mode};
+
+/// Leases, stages and exposures as they are now, and what they cost.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Status {}
+
+/// What is known of everything, now.
+#[derive(Serialize)]
+struct Report {
+    topology: String,
+    at_work: Option<LockInfo>,
+    resources: Vec<Line>,
+    per_hour: String,
+    healthy: bool,
+}
+
+/// One resource.
+#[derive(Serialize)]
+struct Line {
+    address: Address,
+    health: Health,
+    detail: String,
+}
+
+/// Whether a resource is as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Health {
+    Ok,
+    Waiting,
+    Broken,
+    Unknown,
+}
+
+impl Status {
+    pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
+        let place = project::place(global)?;
+        let clock = session::clock();
+        let report = session::runtime()?.block_on(async {
+            let store = place.open(Mode::Read).await?;
+            let state = store.read().await?.state;
+            let at_work = Lock::look(&store).await?;
+            let providers = session::providers(None, &place.folder(), &clock)?;
+            let folder = std::path::Path::new(".");
+            let missing = state
+                .genesis
+                .as_ref()
+                .map(|genesis| session::keys_of(&store, genesis, None).err());
+            let hands = session::hands_if_any(&store, &state, None, &place, folder)?;
+            let observed = observe::look(&state, &providers, None, clock.as_ref()).await;
+            let mut agents = BTreeMap::new();
+            if let Some(hands) = &hands {
+                let asked = observed.leases.iter().filter(|(_, seen)| is_up(seen));
+                let asked = asked.filter_map(|(lease, _)| observe::target(&state, lease));
+                let answers = asked.map(async |target| {
+                    let answer = hands
+                        .status(&target)
+                        .await
+                        .map_err(|error| error.to_string());
+                    (target.lease, answer)
+                });
+                agents.extend(futures::future::join_all(answers).await);
+                hands.close().await;
+            }
+            if let Some(Some(failure)) = missing
+                && !state.is_empty()
+            {
+                return Err(failure);
+            }
+            let resources = lines(&state, &observed, &agents);
+            let healthy = resources.iter().all(|line| line.health == Health::Ok);
+            Ok::<_, Failure>(Report {
+                topology: place.name.to_string(),
+                at_work,
+                resources,
+                per_hour: state.committed_per_hour().to_string(),
+                healthy,
+            })
+        })?;
+        if console.json {
+            console.document(&report)?;
+        } else {
+            console.data(&text(&report, console))?;
+        }
+        Ok(if report.healthy {
+            Exit::Done
+        } else {
+            Exit::Stopped
+        })
+    }
+}
+
+fn is_up(seen: &Seen<stageline_core::state::ObservedLease>) -> bool {
+    match seen {
+        Seen::There(there) => there.dead.is_none(),
+        Seen::Gone | Seen::Unknown(_) => false,
+    }
+}
+
+type Agents = BTreeMap<LeaseId, Result<AgentStatus, String>>;
+
+fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (address, recorded) in state.existing() {
+        let (health, detail) =
+            if let (Some(pending), false) = (&recorded.pending, address.kind() == "lease") {
+                let why = pending
+                    .cause
+                    .as_ref()
+                    .map_or("cut off", |cause| cause.message.as_str());
+                (
+                    Health::Broken,
+                    format!("{} was not finished: {why}", pending.verb.doing()),
+                )
+            } else {
+                match address {
+                    Address::Lease(lease) => self::lease(state, observed, agents, lease),
+                    Address::Delivery(lease) => delivery(agents, lease),
+                    Address::Stage(stage) => match &recorded.spec {
+                        Some(Spec::Stage(spec)) => self::stage(agents, &spec.on, stage),
+                        Some(_) | None => (Health::Unknown, "never finished".to_owned()),
+                    },
+                    Address::Pipeline(_) => match &recorded.receipt {
+                        Some(Receipt::Pipeline(receipt)) => (
+                            Health::Ok,
+                            format!("answered its check in {}", receipt.took),
+                        ),
+                        Some(_) | None => (Health::Waiting, "not checked yet".to_owned()),
+                    },
+                    Address::Exposure(name) => match (&recorded.spec, &recorded.receipt) {
+                        (Some(Spec::Exposure(spec)), Some(Receipt::Exposure(receipt))) => {
+                            exposure(agents, &spec.at, name, &receipt.url)
+                        }
+                        (_, _) => (Health::Waiting, "not up yet".to_owned()),
+                    },
+                    Address::Bundle(_) => (Health::Ok, String::new()),
+                }
+            };
+        lines.push(Line {
+            address: address.clone(),
+            health,
+            detail,
+        });
+    }
+    lines
+}
+
+fn lease(state: &State, observed: &Observed, agents: &Agents, lease: &LeaseId) -> (Health, String) {
+    let Some(held) = state.lease(lease) else {
+        return (
+            Health::Unknown,
+            "unresolved, may bill; `stageline apply` resolves it".to_owned(),
+        );
+    };
+    let (machine, price) = (&held.machine, held.price_per_hour);
+    let what = format!("machine {machine}, {price}/h");
+    match observed.leases.get(lease) {
+        Some(Seen::Gone) => (Health::Broken, format!("{what}: gone at the provider")),
+        Some(Seen::Unknown(cause)) => (Health::Unknown, format!("{what}: {}", cause.message)),
+        Some(Seen::There(there)) => match (&there.dead, agents.get(lease)) {
+            (Some(why), _) => (Health::Broken, format!("{what}: {why}")),
+            (None, Some(Ok(status))) => {
+                let facts = &status.facts;
+                let gpus = match facts.gpus.len() {
+                    0 => String::new(),
+                    n => format!(", {n} GPUs"),
+                };
+                (
+                    Health::Ok,
+                    format!("{what}: {} cpus, {}{gpus}", facts.cpus, facts.memory),
+                )
+            }
+            (None, Some(Err(why))) => (Health::Broken, format!("{what}: {why}")),
+            (None, None) if held.ready.is_none() => (
+                Health::Waiting,
+                format!("{what}: its agent was not heard yet"),
+            ),
+            (None, None) => (Health::Unknown, format!("{what}: nobody asked its agent")),
+        },
+        None => (Health::Unknown, what),
+    }
+}
+
+fn delivery(agents: &Agents, lease: &LeaseId) -> (Health, String) {
+    match agents.get(lease) {
+        Some(Ok(status)) => {
+            let names: Vec<&str> = status.deliveries.keys().map(|name| name.as_str()).collect();
+            (Health::Ok, format!("has its share of {}", names.join(", ")))
+        }
+        Some(Err(_)) | None => (Health::Unknown, "its agent does not answer".to_owned()),
+    }
+}
+
+fn stage(
+    agents: &Agents,
+    lease: &LeaseId,
+    stage: &stageline_core::id::StageId,
+) -> (Health, String) {
+    let Some(Ok(agent)) = agents.get(lease) else {
+        return (
+            Health::Unknown,
+            format!("the agent of {lease} does not answer"),
+        );
+    };
+    let Some(status) = agent.stages.get(stage) else {
+        return (
+            Health::Broken,
+            format!("{lease} does not run it; `stageline apply` starts it"),
+        );
+    };
+    match &status.worker {
+        WorkerState::Ready { pid } => (
+            Health::Ok,
+            format!("on {lease}, process {pid}, {} requests", status.in_flight),
+        ),
+        WorkerState::Loading { percent, what } => (
+            Health::Waiting,
+            format!("on {lease}, loading {what}: {percent} %"),
+        ),
+        WorkerState::Restarting { why, starts } => (
+            Health::Waiting,
+            format!("on {lease}, being started again (start {starts}): {why}"),
+        ),
+        WorkerState::Failed { why } => (Health::Broken, format!("on {lease}: {why}")),
+    }
+}
+
+fn exposure(
+    agents: &Agents,
+    lease: &LeaseId,
+    name: &stageline_core::id::Name,
+    url: &str,
+) -> (Health, String) {
+    match agents.get(lease) {
+        Some(Ok(status)) => match status.exposures.get(name) {
+            Some((_, url)) => (Health::Ok, url.clone()),
+            None => (
+                Health::Broken,
+                format!("{url} is down; `stageline apply` brings it back"),
+            ),
+        },
+        Some(Err(_)) | None => (
+            Health::Unknown,
+            format!("{url}: the agent of {lease} does not answer"),
+        ),
+    }
+}
+
+fn text(report: &Report, console: &Console) -> String {
+    if report.resources.is_empty() {
+        return format!("{}: nothing is deployed\n", report.topology);
+    }
+    let width = report
+        .resources
+        .iter()
+        .map(|line| line.address.to_string().len())
+        .max();
+    let width = width.unwrap_or_default();
+    let mut text = String::new();
+    for line in &report.resources {
+        let (mark, code) = match line.health {
+            Health::Ok => ("ok", "32"),
+            Health::Waiting => ("waiting", "33"),
+            Health::Broken => ("BROKEN", "1;31"),
+            Health::Unknown => ("unknown", "33"),
+        };
+        let mark = format!("{mark:7}");
+        let mark = if console.color {
+            format!("\u{1b}[{code}m{mark}\u{1b}[0m")
+        } else {
+            mark
+        };
+        let address = line.address.to_string();
+        text.push_str(&format!("{address:width$}  {mark}  {}\n", line.detail));
+    }
+    text.push_str(&format!("{} per hour\n", report.per_hour));
+    if let Some(lock) = &report.at_work {
+        text.push_str(&format!("{lock}\n"));
+    }
+    text
+}
