@@ -151,6 +151,17 @@ mod tests {
         }
     }
 
+    /// A key that was left empty in the settings lets nobody in, also not who sends an empty one.
+    #[test]
+    fn an_empty_key_fits_nobody() {
+        let guard = Guard::new(Some(&SecretString::from("")));
+        for given in ["Bearer ", "Bearer", ""] {
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static(given))]);
+            let refused = guard.admit(&Uri::from_static("/v1/models"), &headers);
+            assert!(refused.is_err(), "`{given}` was let in");
+        }
+    }
+
     #[test]
     fn origins_of_this_computer_and_others() {
         for (origin, fits) in [

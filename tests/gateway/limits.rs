@@ -30,6 +30,15 @@ async fn a_body_that_is_too_long_is_answered() {
     // Below the limit it is taken.
     let body = chat_body(&"x".repeat(3 << 20), "");
     assert_eq!(served.post(CHAT, body).await.status, 200);
+    // A client that writes all before it reads gets to read.
+    let length = 16 << 20;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Connection: close\r\nContent-Length: {length}\r\n\r\n"
+    );
+    let request = [head.as_bytes(), &vec![b' '; length]].concat();
+    let answer = read_to_end(served.raw(&request).await).await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
     // Who asks first is told before it sends.
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
                 Content-Length: 50000000\r\nExpect: 100-continue\r\n\r\n";
@@ -61,6 +70,25 @@ async fn a_pipeline_that_is_late_is_given_up() {
     let last = answer.events().pop().expect("an event");
     assert_eq!(last["error"]["code"], "deadline_exceeded");
     served.fake.wait_for_live(0).await;
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_wait() {
+    let limits = ServeLimits {
+        connections_max: 1,
+        ..ServeLimits::default()
+    };
+    let served = Served::with(None, |_| {}, limits).await;
+    let first = served
+        .raw(&chat_on_the_wire("text-wait", r#","stream":true"#))
+        .await;
+    served.fake.wait_for_live(1).await;
+    let second = served.raw(LIST).await;
+    let early = tokio::time::timeout(SHORT, second.readable()).await;
+    assert!(early.is_err(), "the second was answered beside the first");
+    drop(first);
+    let answer = read_to_end(second).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 /// With room for one connection, a client that does not finish its head, or says nothing after its answer, makes way.
