@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use stageline_core::id::{Address, Epoch, JournalNumber, Nonce};
 use stageline_core::journal::{Entry, FORMAT, Record};
-use stageline_core::state::{FoldError, State};
+use stageline_core::state::{FoldError, Run, State};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -195,7 +195,7 @@ impl<'a> Trial<'a> {
         self.copied.clear();
         self.excerpt = State {
             genesis: self.real.genesis.clone(),
-            run: self.real.run.clone(),
+            run: self.real.run.as_ref().map(without_steps),
             ..State::default()
         };
     }
@@ -234,5 +234,18 @@ impl<'a> Trial<'a> {
             }
         }
         self.excerpt.apply(&self.entry)
+    }
+}
+
+/// What entries are checked against. The steps that are done grow with the plan and refuse nothing.
+fn without_steps(run: &Run) -> Run {
+    Run {
+        epoch: run.epoch,
+        command: run.command.clone(),
+        plan: run.plan,
+        by: run.by.clone(),
+        at: run.at,
+        open: run.open,
+        steps_done: BTreeSet::new(),
     }
 }

@@ -61,7 +61,7 @@ async fn session(store: &Store, process: Writer) -> Vec<u32> {
 fn in_order(recovered: &[u32]) -> bool {
     let whole = |step: &&[u32]| step.iter().all(|lease| recovered.contains(lease));
     let begun = |step: &&[u32]| step.iter().any(|lease| recovered.contains(lease));
-    let steps = STEPS.iter().copied().collect::<Vec<_>>();
+    let steps = STEPS.to_vec();
     let first_hole = steps.iter().position(|step| !whole(step));
     first_hole.is_none_or(|hole| !steps[hole + 1..].iter().any(begun))
 }

@@ -113,11 +113,13 @@ async fn rule_4_a_lost_answer_is_no_failure_and_no_second_entry() {
 async fn rule_4_an_entry_that_cannot_be_looked_at_is_in_doubt_and_nothing_follows() {
     let objects = memory();
     let store = faulty(&objects, |request| {
-        let ours = request.path == entry_path(2);
+        if request.path != entry_path(2) {
+            return Fate::Pass;
+        }
         match request.verb {
-            Ask::Create if ours => Fate::LoseAnswer,
-            Ask::Get if ours => Fate::Refuse,
-            _ => Fate::Pass,
+            Ask::Create => Fate::LoseAnswer,
+            Ask::Get => Fate::Refuse,
+            Ask::Overwrite | Ask::List | Ask::Delete => Fate::Pass,
         }
     })
     .await;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::*;
 
@@ -144,7 +144,8 @@ async fn leftovers_of_killed_writers_are_swept_when_they_are_old() {
         .await
         .expect("begun");
     let root = store.folder().expect("local");
-    let old = SystemTime::now() - Duration::from_secs(3600);
+    let now = fs::metadata(root).and_then(|meta| meta.modified());
+    let old = now.expect("a time") - Duration::from_secs(3600);
     let leftovers = ["journal/000000000002.json#1", "state.json#12", "probe-00ff"];
     for (path, is_old) in leftovers
         .iter()

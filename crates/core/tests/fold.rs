@@ -1,0 +1,481 @@
+//! The fold of the journal: what each record does to the state, and what it never forgets.
+
+use stageline_core::id::{
+    Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, LeaseId, Lineage, Name, Nonce,
+    OperatorId, PlanId, RequestKey, WriterId,
+};
+use stageline_core::journal::{Entry, EntryError, FORMAT, Launch, Record, Verb};
+use stageline_core::offer::QuoteId;
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Receipt};
+use stageline_core::state::{CONSUMED_MAX, ENDED_MAX, FoldError, State};
+use stageline_core::unit::{MicroDollars, Timestamp};
+
+const AT: Timestamp = Timestamp::UNIX_EPOCH;
+const LINEAGE: Lineage = Lineage([1; 16]);
+const PRICE: MicroDollars = MicroDollars(100_000);
+const CEILING: MicroDollars = MicroDollars(250_000);
+
+/// A journal that is folded while it is written.
+struct Fold {
+    state: State,
+    n: JournalNumber,
+    epoch: Epoch,
+    entries: Vec<Entry>,
+}
+
+impl Fold {
+    /// After the first record and the begin of a run.
+    fn begun() -> Self {
+        let mut fold = Self {
+            state: State::default(),
+            n: JournalNumber(0),
+            epoch: Epoch(0),
+            entries: Vec::new(),
+        };
+        fold.run(None, true);
+        fold
+    }
+
+    fn run(&mut self, plan: Option<PlanId>, first: bool) {
+        self.epoch = Epoch(self.n.0 + 1);
+        let genesis = Record::Genesis {
+            lineage: LINEAGE,
+            operator: OperatorId([2; 32]),
+            topology: name("demo"),
+            at: AT,
+        };
+        let begin = Record::Begin {
+            command: "apply".to_owned(),
+            plan,
+            by: "ada@engine".to_owned(),
+            at: AT,
+        };
+        let mut records = vec![begin];
+        if first {
+            records.insert(0, genesis);
+        }
+        self.say(records).expect("it may begin");
+    }
+
+    fn say(&mut self, records: Vec<Record>) -> Result<(), FoldError> {
+        let entry = Entry {
+            format: FORMAT,
+            n: self.n.next(),
+            prev: Fingerprint([0; 32]),
+            epoch: self.epoch,
+            writer: WriterId([3; 16]),
+            nonce: Nonce([4; 16]),
+            records,
+        };
+        self.state.apply(&entry)?;
+        self.n = entry.n;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    fn check(&mut self, record: Record) -> &State {
+        self.say(vec![record]).expect("it can follow");
+        &self.state
+    }
+}
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn gpu() -> Address {
+    "lease.gpu[0]".parse().expect("an address")
+}
+
+fn key(generation: u32, attempt: u32) -> RequestKey {
+    RequestKey::derive(&LINEAGE, &gpu(), Generation(generation), Attempt(attempt))
+}
+
+fn started(generation: u32, attempt: u32) -> Record {
+    Record::Started {
+        address: gpu(),
+        generation: Generation(generation),
+        verb: Verb::Acquire,
+        launch: Some(Launch {
+            attempt: Attempt(attempt),
+            request_key: key(generation, attempt),
+            provider: name("vast"),
+            provider_kind: "vastai".to_owned(),
+            offer: name("cheap"),
+            quote: QuoteId("17".to_owned()),
+            price_per_hour: PRICE,
+            reservation: CEILING,
+        }),
+        at: AT,
+    }
+}
+
+fn done(generation: u32, verb: Verb, receipt: Option<Receipt>) -> Record {
+    Record::Done {
+        address: gpu(),
+        generation: Generation(generation),
+        verb,
+        step: None,
+        spec: None,
+        receipt: receipt.map(Box::new),
+        at: AT,
+    }
+}
+
+fn acquired(generation: u32, attempt: u32) -> Record {
+    let receipt = LeaseReceipt {
+        provider: name("vast"),
+        provider_kind: "vastai".to_owned(),
+        offer: name("cheap"),
+        quote: QuoteId("17".to_owned()),
+        machine: format!("m-{generation}-{attempt}").parse().expect("an id"),
+        request_key: key(generation, attempt),
+        price_per_hour: PRICE,
+        created_at: AT,
+        ready: None,
+    };
+    let receipt = Receipt::Lease(Box::new(receipt));
+    done(generation, Verb::Acquire, Some(receipt))
+}
+
+fn cause() -> Cause {
+    Cause::new(FailureClass::Unknown, "no answer")
+}
+
+fn refused(attempt: Option<u32>) -> Record {
+    Record::Refused {
+        address: gpu(),
+        generation: Generation(1),
+        verb: Verb::Acquire,
+        attempt: attempt.map(Attempt),
+        cause: cause(),
+        at: AT,
+    }
+}
+
+fn in_doubt(attempt: u32) -> Record {
+    Record::InDoubt {
+        address: gpu(),
+        generation: Generation(1),
+        verb: Verb::Acquire,
+        attempt: Some(Attempt(attempt)),
+        cause: cause(),
+        at: AT,
+    }
+}
+
+fn absent(attempt: u32) -> Record {
+    Record::Absent {
+        address: gpu(),
+        generation: Generation(1),
+        attempt: Attempt(attempt),
+        at: AT,
+    }
+}
+
+fn vanished(generation: u32) -> Record {
+    Record::Vanished {
+        address: gpu(),
+        generation: Generation(generation),
+        why: "the listing of noon has no such machine".to_owned(),
+        at: AT,
+    }
+}
+
+/// The tries of the lease that may still cost money.
+fn open_tries(state: &State) -> Vec<u32> {
+    let recorded = state.resources.get(&gpu());
+    recorded.map_or_else(Vec::new, |recorded| {
+        recorded.attempts.keys().map(|attempt| attempt.0).collect()
+    })
+}
+
+#[test]
+fn a_try_counts_at_its_ceiling_until_it_is_closed_and_at_its_price_once_it_is_held() {
+    let mut fold = Fold::begun();
+    let state = fold.check(started(1, 1));
+    assert_eq!(
+        (state.committed_per_hour(), open_tries(state)),
+        (CEILING, vec![1])
+    );
+    let state = fold.check(in_doubt(1));
+    assert_eq!(state.committed_per_hour(), CEILING);
+    assert_eq!(
+        state.resources[&gpu()].attempts[&Attempt(1)].cause,
+        Some(cause())
+    );
+    let state = fold.check(acquired(1, 1));
+    assert_eq!(
+        (state.committed_per_hour(), open_tries(state)),
+        (PRICE, vec![])
+    );
+    assert!(state.resources[&gpu()].pending.is_none());
+}
+
+#[test]
+fn a_receipt_closes_its_own_try_only() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    fold.check(in_doubt(1));
+    fold.check(started(1, 2));
+    let state = fold.check(acquired(1, 2));
+    assert_eq!(open_tries(state), [1], "the first may still make a machine");
+    assert!(state.resources[&gpu()].is_unresolved());
+    assert_eq!(state.committed_per_hour(), PRICE.saturating_add(CEILING));
+    let state = fold.check(absent(1));
+    assert_eq!(open_tries(state), Vec::<u32>::new());
+    assert!(state.resources[&gpu()].exists());
+}
+
+#[test]
+fn a_refused_try_is_closed_and_its_number_stays_used() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    let state = fold.check(refused(Some(1)));
+    assert!(state.is_empty(), "nothing exists");
+    assert_eq!(state.committed_per_hour(), MicroDollars::ZERO);
+    assert_eq!(state.resources[&gpu()].last_attempt, Attempt(1));
+    fold.check(started(1, 2));
+    let state = fold.check(refused(Some(2)));
+    assert_eq!(state.resources[&gpu()].last_attempt, Attempt(2));
+}
+
+#[test]
+fn a_refused_step_that_is_no_try_leaves_the_resource_and_its_cause() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    fold.check(acquired(1, 1));
+    fold.check(Record::Started {
+        address: gpu(),
+        generation: Generation(1),
+        verb: Verb::Await,
+        launch: None,
+        at: AT,
+    });
+    let state = fold.check(refused(None));
+    let recorded = &state.resources[&gpu()];
+    assert!(recorded.receipt.is_some());
+    let pending = recorded
+        .pending
+        .as_ref()
+        .expect("it is not as it should be");
+    assert_eq!(
+        (pending.verb, &pending.cause),
+        (Verb::Await, &Some(cause()))
+    );
+}
+
+#[test]
+fn what_is_released_or_vanished_is_remembered_as_ended() {
+    for end in [done(1, Verb::Release, None), vanished(1)] {
+        let mut fold = Fold::begun();
+        fold.check(started(1, 1));
+        fold.check(acquired(1, 1));
+        let state = fold.check(end);
+        assert!(state.resources.is_empty());
+        assert_eq!(state.ended.len(), 1);
+        assert_eq!(state.ended[0].receipt.machine.as_str(), "m-1-1");
+        assert_eq!(state.next_generation(&gpu()), Generation(2), "no key twice");
+    }
+}
+
+#[test]
+fn a_new_generation_waits_until_the_one_before_is_gone() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    let error = fold.say(vec![started(2, 1)]).expect_err("one may exist");
+    assert!(matches!(error, FoldError::Impossible { .. }), "{error}");
+    assert_eq!(open_tries(&fold.state), [1]);
+    fold.check(acquired(1, 1));
+    fold.check(vanished(1));
+    let state = fold.check(started(2, 1));
+    assert_eq!(state.resources[&gpu()].generation, Generation(2));
+}
+
+#[test]
+fn late_news_of_another_generation_change_nothing() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    fold.check(acquired(1, 1));
+    fold.check(vanished(1));
+    let before = fold.check(started(2, 1)).clone();
+    for late in [
+        refused(Some(1)),
+        in_doubt(1),
+        absent(1),
+        vanished(1),
+        done(1, Verb::Release, None),
+    ] {
+        let state = fold.check(late.clone());
+        assert_eq!(*state, before, "{late:?}");
+    }
+}
+
+#[test]
+fn only_the_last_run_may_speak() {
+    let mut fold = Fold::begun();
+    let old = fold.epoch;
+    fold.run(None, false);
+    let new = std::mem::replace(&mut fold.epoch, old);
+    let error = fold.say(vec![started(1, 1)]).expect_err("it is fenced");
+    assert!(
+        matches!(error, FoldError::ClosedEpoch { found, current, .. } if found == old && current == new),
+        "{error}"
+    );
+    assert!(fold.state.resources.is_empty());
+    // An entry that begins a run carries its own number.
+    fold.epoch = Epoch(77);
+    let begin = Record::Begin {
+        command: "apply".to_owned(),
+        plan: None,
+        by: String::new(),
+        at: AT,
+    };
+    assert!(fold.say(vec![begin]).is_err());
+}
+
+#[test]
+fn there_is_one_first_record() {
+    let mut fold = Fold::begun();
+    let genesis = fold.entries[0].records[0].clone();
+    assert!(fold.say(vec![genesis]).is_err());
+    assert_eq!(
+        fold.state.genesis.as_ref().expect("the first").lineage,
+        LINEAGE
+    );
+}
+
+#[test]
+fn a_plan_is_finished_by_the_end_of_its_own_run() {
+    let plan = PlanId([7; 16]);
+    let mut fold = Fold::begun();
+    fold.run(Some(plan), false);
+    assert!(!fold.state.consumed[&plan].finished);
+    let end = |finished| Record::End { finished, at: AT };
+    let state = fold.check(end(false));
+    assert!(!state.consumed[&plan].finished && !state.run.as_ref().expect("it").open);
+    fold.run(None, false);
+    let state = fold.check(end(true));
+    assert!(
+        !state.consumed[&plan].finished,
+        "another run's end is not its end"
+    );
+    fold.run(Some(plan), false);
+    assert!(fold.check(end(true)).consumed[&plan].finished);
+}
+
+#[test]
+fn memories_have_a_limit_and_the_oldest_go_first() {
+    let mut fold = Fold::begun();
+    let count = u32::try_from(ENDED_MAX + 5).expect("small");
+    for generation in 1..=count {
+        fold.check(started(generation, 1));
+        fold.check(acquired(generation, 1));
+        fold.check(vanished(generation));
+    }
+    assert_eq!(fold.state.ended.len(), ENDED_MAX);
+    assert_eq!(fold.state.ended[0].generation, Generation(6));
+    let plan = |n: u16| {
+        let mut id = [0; 16];
+        id[..2].copy_from_slice(&n.to_be_bytes());
+        PlanId(id)
+    };
+    let count = u16::try_from(CONSUMED_MAX + 5).expect("small");
+    // In descending order of their ids, so that age and id differ.
+    for n in (0..count).rev() {
+        fold.run(Some(plan(n)), false);
+    }
+    assert_eq!(fold.state.consumed.len(), CONSUMED_MAX);
+    assert!(fold.state.consumed.contains_key(&plan(0)));
+    assert!(!fold.state.consumed.contains_key(&plan(count - 1)));
+}
+
+#[test]
+fn a_plan_goes_stale_by_what_exists_and_not_by_a_run_that_changes_nothing() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    fold.check(acquired(1, 1));
+    let before = fold.state.projection();
+    fold.run(None, false);
+    fold.check(Record::End {
+        finished: true,
+        at: AT,
+    });
+    assert_eq!(fold.state.projection(), before);
+    fold.check(Record::ExtraReleased {
+        address: gpu(),
+        machine: "m-9".parse().expect("an id"),
+        at: AT,
+    });
+    assert_eq!(fold.state.projection(), before);
+    fold.run(None, false);
+    let doubtful = fold.check(started(1, 2)).projection();
+    assert_ne!(doubtful, before, "a doubt is news");
+    assert_eq!(
+        fold.check(absent(2))
+            .lease(&lease())
+            .map(|lease| lease.price_per_hour),
+        Some(PRICE)
+    );
+}
+
+fn lease() -> LeaseId {
+    "lease.gpu[0]".parse().expect("a lease")
+}
+
+/// Stored at any point and read back, the state goes on as if it had never been stored: that is what snapshots rest on.
+#[test]
+fn a_state_that_was_stored_at_any_point_ends_the_same() {
+    let mut fold = Fold::begun();
+    for record in [
+        started(1, 1),
+        in_doubt(1),
+        started(1, 2),
+        acquired(1, 2),
+        absent(1),
+        vanished(1),
+        started(2, 1),
+        acquired(2, 1),
+    ] {
+        fold.check(record);
+    }
+    fold.run(Some(PlanId([7; 16])), false);
+    fold.check(Record::End {
+        finished: true,
+        at: AT,
+    });
+    let mut state = State::default();
+    for entry in &fold.entries {
+        let bytes = entry.encode();
+        let read = Entry::decode(&bytes).expect("it was written by us");
+        assert_eq!(read, *entry);
+        state.apply(&read).expect("it was folded before");
+        let text = serde_json::to_string(&state).expect("plain data");
+        state = serde_json::from_str(&text).expect("it was stored by us");
+    }
+    assert_eq!(state, fold.state);
+}
+
+#[test]
+fn bytes_that_are_no_entry_say_why() {
+    let entry = &Fold::begun().entries[0];
+    let bytes = entry.encode();
+    for cut in [0, 1, bytes.len() / 2, bytes.len() - 1] {
+        assert_eq!(
+            Entry::decode(&bytes[..cut]),
+            Err(EntryError::Torn { bytes: cut })
+        );
+    }
+    let newer = Entry {
+        format: FORMAT + 1,
+        ..entry.clone()
+    };
+    assert_eq!(
+        Entry::decode(&newer.encode()),
+        Err(EntryError::Newer { found: FORMAT + 1 })
+    );
+    let strange = b"{\"format\":9,\"records\":[{\"record\":\"teleported\"}]}\n";
+    assert_eq!(Entry::decode(strange), Err(EntryError::Newer { found: 9 }));
+    let broken = b"{\"format\":1,\"records\":[{\"record\":\"teleported\"}]}\n";
+    assert!(matches!(Entry::decode(broken), Err(EntryError::Invalid(_))));
+}
