@@ -23,16 +23,13 @@ use tokio::time::Instant;
 use super::Inner;
 use super::{deliveries, output};
 use crate::machine::control::{
-    Chunk, DeliveredShare, Refusal, Reply, Request, Secret, Span, WORKING_EVERY, parse_request,
-    read_frame_bytes, write_frame,
+    Chunk, DeliveredShare, NOT_THE_OPERATOR, Refusal, Reply, Request, Secret, Span, WORKING_EVERY,
+    parse_request, read_frame_bytes, write_frame,
 };
 use crate::machine::plain::Stripper;
 use crate::machine::spans::Spans;
 use crate::machine::{AgentStatus, Answer, LogSource, fetch};
 use crate::pipeline::infer::{self, Event, InferCode, InferError, Input, Sampling};
-
-/// Code on a connection that is closed because its key is not the operator's.
-pub const NOT_THE_OPERATOR: u32 = 403;
 
 /// Requests at once; an operator has a few.
 const REQUESTS_MAX: usize = 64;

@@ -39,6 +39,9 @@ pub const CHUNK_HEAD: usize = 8 + 4 + 32;
 /// How often an agent that works on something says so.
 pub const WORKING_EVERY: Duration = Duration::from_secs(2);
 
+/// Code by which an agent closes a connection whose key is not its operator's.
+pub const NOT_THE_OPERATOR: u32 = 403;
+
 /// Bytes `start..end` of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Span {

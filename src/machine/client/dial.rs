@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Lost, refused, unreachable};
-use crate::machine::control::{ALPN, Refusal};
+use crate::machine::control::{ALPN, NOT_THE_OPERATOR, Refusal};
 use crate::machine::{MachineError, Target};
 use crate::pipeline::endpoint::{self, EndpointOptions, RelaySettings};
 use crate::pipeline::keys::Secret;
@@ -23,9 +23,6 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 
 /// The longest pause between two tries.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-
-/// Code of an agent that does not know us; the same as `agent::server::NOT_THE_OPERATOR`.
-const NOT_THE_OPERATOR: u32 = 403;
 
 /// Connections to agents.
 pub(super) struct Dial {
