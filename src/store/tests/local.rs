@@ -40,7 +40,7 @@ fn urls_name_folders_and_other_schemes_are_told() {
         assert!(error.to_string().contains(scheme), "{error}");
     }
     assert!("file://".parse::<StateUrl>().is_err());
-    let url = StateUrl::default_folder();
+    let url = StateUrl::of("state".into());
     let plain = url.folder(&name("demo"), None);
     let other = url.folder(&name("demo"), Some(&name("test")));
     assert_eq!(plain, FilePath::new("state/demo"));
