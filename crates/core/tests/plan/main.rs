@@ -4,4 +4,5 @@ mod basics;
 mod binding;
 mod drawn;
 mod golden;
+mod random;
 mod world;

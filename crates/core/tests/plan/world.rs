@@ -125,10 +125,18 @@ impl World {
 
     /// The first steps of a plan succeed; then the tool dies.
     pub fn carry_out_first(&mut self, plan: &Plan, count: usize) {
+        let order: Vec<usize> = (0..count).collect();
+        self.carry_out_in(plan, &order);
+    }
+
+    /// These steps of a plan succeed, in this order.
+    pub fn carry_out_in(&mut self, plan: &Plan, order: &[usize]) {
         self.begin(Some(plan));
-        for (n, step) in plan.steps.iter().enumerate().take(count) {
+        for n in order {
+            let step = &plan.steps[*n];
             self.start(plan, step);
-            self.finish(plan, step, Some(StepId(u32::try_from(n).expect("few"))));
+            let id = StepId(u32::try_from(*n).expect("few"));
+            self.finish(plan, step, Some(id));
         }
     }
 
