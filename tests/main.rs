@@ -1,0 +1,4 @@
+//! Tests of the whole program, as one binary: it links once. Each module begins with what must hold.
+
+mod agent;
+mod gateway;
