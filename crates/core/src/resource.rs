@@ -19,7 +19,8 @@ use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 /// What one resource should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "lowercase")]
+// Not tagged from within: such an enum is buffered whole while it is read, which doubles the time to read a state.
+#[serde(rename_all = "lowercase")]
 pub enum Spec {
     /// A machine.
     Lease(LeaseSpec),
@@ -234,7 +235,8 @@ pub enum ViaSpec {
 
 /// What was made, and all that its undoing needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "lowercase")]
+// As for [`Spec`].
+#[serde(rename_all = "lowercase")]
 pub enum Receipt {
     /// A machine.
     Lease(Box<LeaseReceipt>),

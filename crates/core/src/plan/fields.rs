@@ -73,9 +73,15 @@ fn flat(spec: &Spec) -> BTreeMap<Vec<Part>, String> {
 
 fn flat_value(value: Value) -> BTreeMap<Vec<Part>, String> {
     let mut found = BTreeMap::new();
-    if let Value::Object(fields) = value {
-        for (key, value) in fields.into_iter().filter(|(key, _)| key != "kind") {
-            walk(&mut vec![Part::Key(key)], &value, &mut found);
+    // Under the name of its kind, which the address says already.
+    let Value::Object(kinds) = value else {
+        return found;
+    };
+    for (_, value) in kinds {
+        if let Value::Object(fields) = value {
+            for (key, value) in fields {
+                walk(&mut vec![Part::Key(key)], &value, &mut found);
+            }
         }
     }
     found

@@ -4,5 +4,6 @@ mod basics;
 mod binding;
 mod drawn;
 mod golden;
+mod offers;
 mod random;
 mod world;
