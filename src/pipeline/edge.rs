@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use iroh::endpoint::{Connection, RecvStream, SendStream, VarInt};
+use futures::StreamExt as _;
+use iroh::endpoint::{Connection, PathEvent, RecvStream, SendStream, VarInt};
 use tokio::task::JoinSet;
 
 use super::endpoint::{IDLE_MAX, chain};
@@ -90,6 +91,7 @@ pub(super) async fn run(
     sink.heard();
     drop(send.set_priority(EXPRESS_PRIORITY));
     let mut tasks = JoinSet::new();
+    tasks.spawn(record_paths(connection.clone()));
     tasks.spawn(write_express(Arc::clone(&lease.outbox), send));
     tasks.spawn(read(sink.clone(), recv));
     tasks.spawn(watch(sink.clone(), Arc::clone(&lease.outbox)));
@@ -183,6 +185,27 @@ async fn read(sink: Sink, mut recv: RecvStream) -> String {
             }
         }
     }
+}
+
+/// Writes down when the way to a peer changes. That is no sign of its death.
+async fn record_paths(connection: Connection) -> String {
+    let peer = connection.remote_id();
+    let mut events = connection.path_events();
+    while let Some(event) = events.next().await {
+        match event {
+            PathEvent::Opened { remote_addr, .. } => {
+                tracing::info!(%peer, ?remote_addr, "path opened");
+            }
+            PathEvent::Selected { remote_addr, .. } => {
+                tracing::info!(%peer, ?remote_addr, "path selected");
+            }
+            PathEvent::Closed { remote_addr, .. } => {
+                tracing::info!(%peer, ?remote_addr, "path closed");
+            }
+            _ => {}
+        }
+    }
+    std::future::pending().await
 }
 
 /// Says that we live, and notices when the other side does not.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -43,7 +44,31 @@ struct Inner {
     ends: BTreeMap<Side, End>,
     serial: u64,
     /// The worker's number, and the way to it.
-    worker: Option<(u64, mpsc::UnboundedSender<ToWorker>)>,
+    worker: Option<(u64, WayToWorker)>,
+}
+
+/// Straight into the worker's channel while there is room, and by a queue when there is not: nobody waits here.
+struct WayToWorker {
+    to: mpsc::Sender<ToWorker>,
+    queue: mpsc::UnboundedSender<ToWorker>,
+    queued: Arc<AtomicUsize>,
+}
+
+impl WayToWorker {
+    fn say(&self, message: ToWorker) {
+        let message = if self.queued.load(Ordering::Acquire) == 0 {
+            match self.to.try_send(message) {
+                Ok(()) => return,
+                Err(mpsc::error::TrySendError::Full(message)) => message,
+                // A worker that ended is noticed by the end of what it says.
+                Err(mpsc::error::TrySendError::Closed(_)) => return,
+            }
+        } else {
+            message
+        };
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        drop(self.queue.send(message));
+    }
 }
 
 /// A stage in place.
@@ -191,7 +216,13 @@ impl Node {
 
     /// Gives the stage a worker, in place of an earlier one.
     pub(super) fn attach(self: &Arc<Self>, link: WorkerLink) -> StageHandle {
-        let (to_worker, queue) = mpsc::unbounded_channel();
+        let (queue, queued_messages) = mpsc::unbounded_channel();
+        let way = WayToWorker {
+            to: link.to.clone(),
+            queue,
+            queued: Arc::default(),
+        };
+        let queued = Arc::clone(&way.queued);
         let (hidden_size, context) = (link.hidden_size, link.context);
         let serial = {
             let mut inner = self.lock();
@@ -201,7 +232,7 @@ impl Node {
             let now = self.clock.boottime();
             inner.core.worker_gone(now, "another worker took its place");
             self.route(&mut inner);
-            inner.worker = Some((serial, to_worker));
+            inner.worker = Some((serial, way));
             inner.core.attach(now, hidden_size, context);
             self.route(&mut inner);
             serial
@@ -209,7 +240,7 @@ impl Node {
         let WorkerLink {
             to, from, ended, ..
         } = link;
-        tokio::spawn(feed(queue, to));
+        tokio::spawn(feed(queued_messages, queued, to));
         tokio::spawn(listen(Arc::clone(self), serial, from, ended));
         StageHandle {
             hung: self.hung.subscribe(),
@@ -340,8 +371,7 @@ impl Node {
             match out {
                 Out::Worker(message) => {
                     if let Some((_, worker)) = &inner.worker {
-                        // A worker that ended is noticed by the end of what it says.
-                        drop(worker.send(message));
+                        worker.say(message);
                     }
                 }
                 Out::Express(side, frame) => {
@@ -412,11 +442,17 @@ async fn tick(node: Weak<Node>, stop: CancellationToken) {
     }
 }
 
-async fn feed(mut queue: mpsc::UnboundedReceiver<ToWorker>, to: mpsc::Sender<ToWorker>) {
+async fn feed(
+    mut queue: mpsc::UnboundedReceiver<ToWorker>,
+    queued: Arc<AtomicUsize>,
+    to: mpsc::Sender<ToWorker>,
+) {
     while let Some(message) = queue.recv().await {
         if to.send(message).await.is_err() {
             return;
         }
+        // Only now may the next one go straight: it must not overtake this one.
+        queued.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -35,6 +35,8 @@ use super::roster::Limits;
 
 /// Parts of one request's prompt that may be under way on one edge.
 const PARTS_MAX: u32 = 2;
+/// For a word from the stage that a request is stuck at.
+const DEADLINE_GRACE: Duration = Duration::from_millis(300);
 /// The most that one look at the clock adds to a worker's silence: looks are far apart when there was nothing to do, and
 /// after this computer slept.
 const SECOND: Duration = Duration::from_secs(1);
@@ -332,7 +334,7 @@ impl Core {
     /// Looks at deadlines. Returns why the worker should be given up, if it should.
     pub(super) fn tick(&mut self, now: Duration) -> Option<String> {
         self.now = now;
-        for tag in self.tags(|request| request.deadline <= now) {
+        for tag in self.tags(|request| now >= self.ends_at(request)) {
             let message = self.deadline_message(tag);
             self.fail(tag, failure(InferCode::DeadlineExceeded, message));
         }
@@ -351,6 +353,22 @@ impl Core {
             let seconds = self.silent.as_secs();
             format!("it had work and said nothing for {seconds} s")
         })
+    }
+
+    /// A stage that only waits for another one lets that one say first that it has no time left: its name is the one that
+    /// helps.
+    fn ends_at(&self, request: &Request) -> Duration {
+        let with_worker = self
+            .outstanding
+            .iter()
+            .any(|op| op.number == request.number);
+        let waits_for_others = request.touched && !with_worker && request.work.is_empty();
+        let grace = if waits_for_others {
+            DEADLINE_GRACE
+        } else {
+            Duration::ZERO
+        };
+        request.deadline.saturating_add(grace)
     }
 
     fn deadline_message(&self, tag: Tag) -> String {

@@ -164,9 +164,9 @@ async fn a_deadline_ends_a_request_on_every_stage() {
     let events = ring.infer().infer(request).await.expect("admitted");
     let error = whole(events).await.expect_err("no time left");
     assert_eq!(error.code, InferCode::DeadlineExceeded);
-    assert!(
-        error.message.starts_with("stage.p[0]: no time left"),
-        "{error}"
+    assert_eq!(
+        error.message,
+        "stage.p[2]: no time left; its worker was still computing"
     );
     ring.nothing_in_flight().await;
     ring.stop().await;
@@ -201,7 +201,7 @@ async fn a_huge_prompt_does_not_hold_up_a_short_answer() {
     ring.attach_stubs(&["--hidden-size=1024"]);
     let infer = ring.infer();
     let huge = infer
-        .infer(prompt(&"w ".repeat(8000), 1))
+        .infer(prompt(&"w ".repeat(6000), 1))
         .await
         .expect("admitted");
     let mut huge = tokio::spawn(whole(huge));
@@ -209,10 +209,10 @@ async fn a_huge_prompt_does_not_hold_up_a_short_answer() {
     assert_eq!(small.2.1, 6);
     assert!(
         futures::poll!(&mut huge).is_pending(),
-        "32 MiB of hidden states over two hops come after six short steps"
+        "24 MiB of hidden states over two hops come after six short steps"
     );
     let answer = soon(huge).await.expect("no panic").expect("an answer");
-    assert_eq!(answer.2, (8000, 1));
+    assert_eq!(answer.2, (6000, 1));
     ring.nothing_in_flight().await;
     ring.stop().await;
 }

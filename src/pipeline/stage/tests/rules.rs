@@ -489,6 +489,24 @@ fn a_deadline_frees_the_worker_and_says_what_was_waited_for() {
 }
 
 #[test]
+fn a_stage_that_waits_lets_the_one_that_is_stuck_speak_first() {
+    let mut core = ready(0, 2);
+    let mut request = prompt("a", 8);
+    request.deadline_ms = Some(500);
+    let (_, mut answers) = core.submit(SECOND, request, 0).expect("free");
+    say(&mut core, hidden(1, 0, 1, false));
+    core.tick(SECOND + Duration::from_millis(700));
+    assert!(matches!(
+        told(&mut answers)[..],
+        [Ok(Event::Started { .. })]
+    ));
+    core.tick(SECOND + Duration::from_millis(800));
+    let error = error_of(&mut answers);
+    assert_eq!(error.code, InferCode::DeadlineExceeded);
+    assert!(error.message.contains("waiting for stage.p[1]"), "{error}");
+}
+
+#[test]
 fn a_worker_that_is_silent_over_its_work_is_given_up() {
     let timing = Timing {
         hung_after: SECOND * 3,
