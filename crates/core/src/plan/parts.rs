@@ -29,7 +29,13 @@ impl<'a> Drafting<'a> {
             (Some(Spec::Delivery(spec)), Some(recorded)) => {
                 self.delivered(id, &address, spec, recorded)
             }
-            (_, _) => Call::new(Verdict::Delete, self.gone_with(Some(id))).teardown(Verb::Forget),
+            (_, _) => {
+                let mut reason = self.gone_with(Some(id));
+                if self.fate(id) == Fate::Stays {
+                    reason.push_str("; its files stay until the machine ends");
+                }
+                Call::new(Verdict::Delete, reason).teardown(Verb::Forget)
+            }
         };
         if let (Some(Spec::Delivery(spec)), true) = (desired, call.verdict != Verdict::Keep) {
             for pipeline in spec.pipelines.keys() {
