@@ -1,8 +1,8 @@
 //! What planning costs: `cargo bench -p stageline-core --bench plan`.
 //!
 //! Each line is the median of several runs of the pure part of `plan`: topology text to diff, state out of its snapshot's
-//! bytes. Time on the processor where the system tells it (Linux), else on the wall. The last lines are one chain of
-//! 3,000 resources, and the most memory that the process had at each size. Arguments choose sizes: `1000 10000`.
+//! bytes. Time on the processor where the system tells it (Linux), else on the wall. After each size, the most
+//! memory that the process had until then (Linux), tests' own world included.
 
 #[path = "../tests/plan/world.rs"]
 mod world;
@@ -212,18 +212,23 @@ fn chain(length: u32) -> io::Result<()> {
     )
 }
 
+fn peak() -> io::Result<()> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    match status.lines().find(|line| line.starts_with("VmHWM")) {
+        Some(peak) => writeln!(io::stdout(), "{peak}"),
+        None => Ok(()),
+    }
+}
+
 fn main() -> io::Result<()> {
     for stages in [false, true] {
         for count in [1_000, 10_000] {
             leases(count, stages)?;
+            peak()?;
         }
     }
     for length in [3_000, 30_000] {
         chain(length)?;
-    }
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if let Some(peak) = status.lines().find(|line| line.starts_with("VmHWM")) {
-        writeln!(io::stdout(), "{peak}")?;
     }
     Ok(())
 }
