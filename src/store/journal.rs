@@ -6,6 +6,7 @@
 //! more is written.
 
 mod queue;
+mod readable;
 
 use std::sync::{Arc, RwLock};
 
@@ -254,7 +255,10 @@ impl Shared {
 
     /// Makes the readable copy; nothing depends on it.
     async fn put_readable(&self) {
-        let bytes = serde_json::to_vec_pretty(&self.read().state).expect("a state is plain data");
+        let bytes = {
+            let folded = self.read();
+            readable::text(folded.head, &folded.state)
+        };
         let path = Path::from(READABLE);
         let put = self.store.put(&path, bytes.into(), PutMode::Overwrite);
         if let Err(error) = put.await {
