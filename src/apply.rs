@@ -11,23 +11,24 @@ mod release;
 mod schedule;
 mod step;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use secrecy::SecretString;
 use stageline_core::event::Event;
-use stageline_core::id::{Address, Attempt, EndpointKey, Generation, LeaseId, Name};
+use stageline_core::id::{Address, Attempt, EndpointKey, Generation, LeaseId};
 use stageline_core::journal::Verb;
-use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::resource::Cause;
 use stageline_core::topology::SecretRef;
 use stageline_core::unit::{MicroDollars, Millis};
 use tokio_util::sync::CancellationToken;
 
 pub use schedule::run;
 
+pub use crate::provider::Providers;
+
 use crate::ambient::SharedClock;
 use crate::machine::Machines;
-use crate::provider::{Boot, Provider};
+use crate::provider::Boot;
 use crate::store::AppendError;
 
 /// The door through which all effects come in.
@@ -45,56 +46,6 @@ pub struct Effects {
     pub clock: SharedClock,
     /// Where news goes.
     pub events: Arc<dyn Fn(Event) + Send + Sync>,
-}
-
-/// The providers by table name. A lease whose table is gone is still ended, through any provider of its kind.
-#[derive(Clone, Default)]
-pub struct Providers {
-    by_name: BTreeMap<Name, Arc<dyn Provider>>,
-    by_kind: BTreeMap<String, Arc<dyn Provider>>,
-}
-
-impl Providers {
-    /// Adds a declared provider.
-    pub fn insert(&mut self, name: Name, provider: Arc<dyn Provider>) {
-        self.by_name.insert(name, provider);
-    }
-
-    /// Adds the provider for leases whose table is gone.
-    pub fn insert_kind(&mut self, provider: Arc<dyn Provider>) {
-        self.by_kind.insert(provider.kind().to_owned(), provider);
-    }
-
-    /// The provider of a table, or one of that kind when the table is gone or has another kind now.
-    pub fn get(&self, name: &Name, kind: &str) -> Result<&Arc<dyn Provider>, Cause> {
-        let named = self
-            .by_name
-            .get(name)
-            .filter(|provider| provider.kind() == kind);
-        named.or_else(|| self.by_kind.get(kind)).ok_or_else(|| {
-            Cause::new(
-                FailureClass::Config,
-                format!("provider `{name}` of kind `{kind}` cannot be reached: its table is gone"),
-            )
-            .hint(format!(
-                "put [provider.{name}] with kind = \"{kind}\" back into the topology"
-            ))
-        })
-    }
-
-    /// Every provider once, by name, those for missing tables last.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<dyn Provider>> {
-        let named: Vec<&str> = self
-            .by_name
-            .values()
-            .map(|provider| provider.kind())
-            .collect();
-        let rest = self
-            .by_kind
-            .values()
-            .filter(move |provider| !named.contains(&provider.kind()));
-        self.by_name.values().chain(rest)
-    }
 }
 
 /// What only the holder of the identity can derive.

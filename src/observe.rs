@@ -16,9 +16,8 @@ use stageline_core::state::{
 };
 
 use crate::ambient::Clock;
-use crate::apply::Providers;
 use crate::machine::{AgentStatus, Machines, Target, WorkerState, share_fingerprint};
-use crate::provider::{Blind, Machine, MachineStatus, Provider};
+use crate::provider::{Blind, Machine, MachineStatus, Provider, Providers};
 
 /// Agents that are asked at once.
 const AGENTS_AT_ONCE: usize = 64;

@@ -34,12 +34,13 @@ impl Init {
             .write(true)
             .create_new(true)
             .open(path)
-            .map_err(|error| match error.kind() {
-                std::io::ErrorKind::AlreadyExists => {
+            .map_err(|error| {
+                if error.kind() == std::io::ErrorKind::AlreadyExists {
                     Failure::user(format!("{shown} is there already, and was left as it is"))
                         .hint("name another file with -f FILE")
+                } else {
+                    Failure::user(format!("cannot write {shown}: {error}"))
                 }
-                _ => Failure::user(format!("cannot write {shown}: {error}")),
             })?;
         file.write_all(text.as_bytes())?;
         console.say(&format!(

@@ -232,3 +232,34 @@ fn cut(name: &Name, shown: &str, size: Bytes) -> Diagnostic {
     )
     .hint("fetch the file again")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a local file whose digest was found to be this.
+    fn code(declared: Option<Sha256>, found: Result<(Sha256, Bytes), String>) -> &'static str {
+        let name: Name = "chat".parse().expect("a name");
+        let path = PathBuf::from("m.gguf");
+        let model = Model {
+            source: ModelSource::Path(path.clone()),
+            sha256: declared,
+            token: None,
+            fetch: Fetch::Operator,
+        };
+        match local(&name, &model, &path, &found, false) {
+            Ok(_) => "fine",
+            Err(fault) => fault.code,
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_the_declared_one_is_refused() {
+        let one = Sha256([1; 32]);
+        let other = Sha256([2; 32]);
+        assert_eq!(code(None, Ok((one, Bytes(7)))), "fine");
+        assert_eq!(code(Some(one), Ok((one, Bytes(7)))), "fine");
+        assert_eq!(code(Some(other), Ok((one, Bytes(7)))), "model/digest");
+        assert_eq!(code(None, Err("no such file".to_owned())), "model/missing");
+    }
+}

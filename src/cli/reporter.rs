@@ -223,6 +223,18 @@ impl Shared {
     }
 }
 
+/// How far something is.
+fn progress(done: u64, total: u64, what: &str) -> String {
+    let percent = done
+        .saturating_mul(100)
+        .checked_div(total)
+        .unwrap_or_default();
+    match what {
+        "bytes" => format!("{percent} %, {} of {}", Bytes(done), Bytes(total)),
+        other => format!("{percent} % of {other}"),
+    }
+}
+
 impl Board {
     fn take(&mut self, event: &Event, now: Duration) {
         match event {
@@ -266,15 +278,7 @@ impl Board {
                 total,
                 what,
             } => {
-                let percent = done
-                    .saturating_mul(100)
-                    .checked_div(*total)
-                    .unwrap_or_default();
-                let (done, total) = (Bytes(*done), Bytes(*total));
-                let text = match what.as_str() {
-                    "bytes" => format!("{percent} %, {done} of {total}"),
-                    other => format!("{percent} % of {other}"),
-                };
+                let text = progress(*done, *total, what);
                 let under = self
                     .running
                     .iter_mut()

@@ -115,6 +115,15 @@ pub enum ProviderKind {
     },
 }
 
+impl ProviderKind {
+    /// The word of `kind` in the file, which the adapter answers to.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Local { .. } => "local",
+        }
+    }
+}
+
 /// A `[offer.X]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Offer {

@@ -1,3 +1,5 @@
+//! What a request asks for is done or refused by its key, never left out.
+
 use super::*;
 
 fn chat(body: &str) -> Result<Call, ApiError> {

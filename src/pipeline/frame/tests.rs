@@ -1,3 +1,5 @@
+//! What goes in comes out, however it is cut; what is not a frame is named and costs nothing.
+
 use super::*;
 
 const TAG: Tag = Tag {

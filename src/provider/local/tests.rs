@@ -1,3 +1,5 @@
+//! Real folders and real processes: a machine is made once, found again, and ended whole.
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Instant;
 

@@ -1,3 +1,5 @@
+//! The simulated world keeps its promises, and breaks exactly those that a fault says.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

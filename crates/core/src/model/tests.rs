@@ -1,3 +1,5 @@
+//! Headers that are whole, damaged or a lie; what a stage needs of a file; where a model is cut.
+
 use super::*;
 
 /// Writes a small GGUF file: header and tensors of the given layers, all zero.

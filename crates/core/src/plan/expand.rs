@@ -17,9 +17,7 @@ use crate::resource::{
     RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
 };
 use crate::state::State;
-use crate::topology::{
-    Engine, Exposure, Layers, Lease, Model, Pipeline, ProviderKind, Stages, Topology, Via,
-};
+use crate::topology::{Engine, Exposure, Layers, Lease, Model, Pipeline, Stages, Topology, Via};
 use crate::unit::{Bytes, MicroDollars, Millis};
 
 /// What should exist.
@@ -434,9 +432,6 @@ impl<'a> Expansion<'a> {
             .filter_map(|name| {
                 let offer = self.topology.offers.get(name)?;
                 let provider = self.topology.providers.get(&offer.provider)?;
-                let kind = match provider.kind {
-                    ProviderKind::Local { .. } => "local",
-                };
                 let limits = [
                     offer.max_price_per_hour,
                     lease.max_price_per_hour,
@@ -445,7 +440,7 @@ impl<'a> Expansion<'a> {
                 Some(Terms {
                     offer: name.clone(),
                     provider: offer.provider.clone(),
-                    provider_kind: kind.to_owned(),
+                    provider_kind: provider.kind.as_str().to_owned(),
                     requirement: offer.requirement.and(&lease.requirement),
                     ceiling: limits.into_iter().flatten().min(),
                 })

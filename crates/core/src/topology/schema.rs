@@ -19,7 +19,7 @@ pub fn schema() -> Value {
     let mut schema = table(&ROOT, true);
     let top = json!({
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "$id": "https://stageline.dev/topology.schema.json",
+        "$id": "https://github.com/stageline/stageline/topology.schema.json",
         "title": "stageline topology",
         "definitions": {
             "variable": {

@@ -262,3 +262,10 @@ fn a_run_that_dies_anywhere_is_finished_by_the_next_plan() {
         );
     }
 }
+
+#[test]
+fn layers_of_a_model_that_nobody_looked_at_are_not_placed() {
+    let faults = expand(&chain(&[0, 15, 30]), &BTreeMap::new()).expect_err("no model was seen");
+    let codes: Vec<&str> = faults.iter().map(|fault| fault.code).collect();
+    assert_eq!(codes, ["plan/model-unseen"]);
+}

@@ -1,3 +1,5 @@
+//! Which machines meet which terms, and that a term has one text.
+
 use super::*;
 use crate::offer::Gpu;
 
