@@ -45,7 +45,9 @@ pub async fn look(
             continue;
         };
         let listing = &listings[&(held.provider.clone(), held.provider_kind.clone())];
-        observed.leases.insert(lease.clone(), seen(listing, held));
+        let young = is_young(providers, held, clock);
+        let seen = seen(listing, held, young);
+        observed.leases.insert(lease.clone(), seen);
     }
     if let Some(machines) = machines {
         observed.agents = ask_agents(state, &observed, machines, clock).await;
@@ -80,13 +82,28 @@ async fn list(state: &State, providers: &Providers) -> Listings {
     futures::future::join_all(asked).await.into_iter().collect()
 }
 
+/// Whether a machine may be too new to be in listings. A wall clock that was set back leaves it young: that is safe.
+fn is_young(providers: &Providers, held: &LeaseReceipt, clock: &dyn Clock) -> bool {
+    let Ok(provider) = providers.get(&held.provider, &held.provider_kind) else {
+        return false;
+    };
+    let delay = provider.traits().visibility_delay;
+    let age = Duration::try_from(clock.now().duration_since(held.created_at)).unwrap_or_default();
+    age < delay
+}
+
 fn seen(
     listing: &Result<BTreeMap<MachineId, Machine>, Cause>,
     held: &LeaseReceipt,
+    young: bool,
 ) -> Seen<ObservedLease> {
     match listing {
         Err(cause) => Seen::Unknown(cause.clone()),
         Ok(machines) => match machines.get(&held.machine) {
+            None if young => Seen::Unknown(Cause::new(
+                FailureClass::Unknown,
+                "it is too new to be in the provider's listing",
+            )),
             None => Seen::Gone,
             Some(machine) => Seen::There(ObservedLease {
                 dead: match &machine.status {

@@ -1,5 +1,6 @@
 //! Tests of the whole program, as one binary: it links once. Each module begins with what must hold.
 
 mod agent;
+mod apply;
 mod gateway;
 mod tidy;

@@ -50,9 +50,9 @@ impl<'a> Run<'a> {
             let machines = refuse!(self.machines());
             let target = refuse!(self.target(lease));
             let mut peers = BTreeMap::new();
-            for line in spec.pipelines.values().flat_map(|share| &share.roster) {
-                if !peers.contains_key(&line.lease) {
-                    peers.insert(line.lease.clone(), refuse!(self.target(&line.lease)));
+            for other in named(spec) {
+                if !peers.contains_key(other) {
+                    peers.insert(other.clone(), refuse!(self.target(other)));
                 }
             }
             let events = &self.effects.events;
@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
         loop {
             let answer = tokio::select! {
                 biased;
-                () = self.options.interrupt.cancelled() => return Err(Stop::Interrupted),
+                () = self.halt.cancelled() => return Err(Stop::Cut),
                 answer = call() => answer,
             };
             let error = match answer {
@@ -356,6 +356,14 @@ fn cause(error: MachineError) -> Cause {
             hint,
         },
     }
+}
+
+/// Every machine that a delivery's rosters name, those that may only send prompts included.
+fn named(spec: &DeliverySpec) -> impl Iterator<Item = &LeaseId> {
+    spec.pipelines.values().flat_map(|share| {
+        let stages = share.roster.iter().map(|line| &line.lease);
+        stages.chain(&share.prompt_from)
+    })
 }
 
 fn head(text: &str) -> String {

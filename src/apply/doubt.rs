@@ -23,8 +23,8 @@ pub(super) const SEND_WINDOW: Duration = Duration::from_secs(5);
 /// Between two listings while something is watched.
 pub(super) const POLL: Duration = Duration::from_millis(500);
 
-/// Listings that may fail in a row before a watch is given up as blind.
-const BLIND_MAX: u32 = 6;
+/// For how long listings may fail in a row before a watch is given up as blind.
+const BLIND_AFTER: Duration = Duration::from_secs(30);
 
 /// For how long listings without a machine must be watched until that proves that no create of ours made one.
 pub(super) fn horizon(traits: &Traits) -> Duration {
@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
             match (found, held) {
                 (None, _) => self.close_absent(act, provider, &doubts).await?,
                 (Some(machines), held) => {
-                    let keep = choose(&machines, held.as_ref());
+                    let keep = choose(&machines, held.as_ref(), generation);
                     self.adopt(act, lease, &doubts, &machines, keep.as_ref())
                         .await?;
                 }
@@ -93,13 +93,13 @@ impl<'a> Run<'a> {
             attempt,
             until,
         });
-        let mut blind = 0;
+        let mut seen = Duration::ZERO;
         loop {
             // Read before the listing: a listing proves something about the time before it only.
             let watched = self.effects.clock.boottime().saturating_sub(start);
             match provider.find(&prefix).await {
                 Ok(machines) => {
-                    blind = 0;
+                    seen = watched;
                     let ours = of_generation(machines, act.step.generation);
                     if !ours.is_empty() {
                         return Ok(Some(ours));
@@ -109,8 +109,7 @@ impl<'a> Run<'a> {
                     }
                 }
                 Err(error) => {
-                    blind += 1;
-                    if blind > BLIND_MAX {
+                    if watched.saturating_sub(seen) >= BLIND_AFTER {
                         return Err(self.still_in_doubt(act, error.cause, attempt).await?);
                     }
                 }
@@ -262,38 +261,58 @@ impl<'a> Run<'a> {
         let prefix = RequestKey::prefix(&before.lineage, &step.address);
         let start = self.effects.clock.boottime();
         let horizon = horizon(provider.traits());
+        let mut seen = Duration::ZERO;
         loop {
             let watched = self.effects.clock.boottime().saturating_sub(start);
-            if let Ok(machines) = provider.find(&prefix).await {
-                let kept = self.held(lease, step.generation).map(|held| held.machine);
-                let extra = of_generation(machines, step.generation);
-                let mut seen = false;
-                for machine in extra
-                    .iter()
-                    .filter(|machine| Some(&machine.id) != kept.as_ref())
-                {
-                    seen = true;
-                    self.release_extra(act, provider, &machine.id).await?;
+            let machines = match provider.find(&prefix).await {
+                Ok(machines) => machines,
+                Err(error) if watched.saturating_sub(seen) >= BLIND_AFTER => {
+                    let last = before.open.last_key_value();
+                    let attempt = last.map_or(Attempt(1), |(attempt, _)| *attempt);
+                    return Err(self.still_in_doubt(act, error.cause, attempt).await?);
                 }
-                if !seen && watched >= horizon {
-                    let doubts = self.doubts(lease, step.generation);
-                    return match doubts {
-                        Some(doubts) => self.close_absent(act, provider, &doubts).await,
-                        None => Ok(()),
-                    };
+                Err(_) => {
+                    self.pause(POLL).await?;
+                    continue;
                 }
+            };
+            seen = watched;
+            let kept = self.held(lease, step.generation).map(|held| held.machine);
+            let mut extra = of_generation(machines, step.generation);
+            extra.retain(|machine| Some(&machine.id) != kept.as_ref());
+            for machine in &extra {
+                self.release_extra(act, provider, &machine.id).await?;
+            }
+            if extra.is_empty() && watched >= horizon {
+                return match self.doubts(lease, step.generation) {
+                    Some(doubts) => self.close_absent(act, provider, &doubts).await,
+                    None => Ok(()),
+                };
             }
             self.pause(POLL).await?;
         }
     }
 
-    /// Ends a machine that is not kept, and proves it.
+    /// Ends a machine that is not kept, and proves it. The intention goes first: a run that has been fenced in the
+    /// meantime learns it there, and leaves what may be its successor's alone.
     pub(super) async fn release_extra(
         &self,
         act: Act<'a>,
         provider: &Arc<dyn Provider>,
         machine: &MachineId,
     ) -> Result<(), Stop> {
+        let intended = Record::InDoubt {
+            address: act.step.address.clone(),
+            generation: act.step.generation,
+            verb: act.step.verb,
+            attempt: None,
+            cause: Cause::new(
+                FailureClass::Unknown,
+                format!("machine {machine} is one too many and is being released"),
+            ),
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![intended]).await?;
         self.end_machine(act, provider, machine).await?;
         let record = Record::ExtraReleased {
             address: act.step.address.clone(),
@@ -322,12 +341,20 @@ pub(super) fn of_generation(machines: Vec<Machine>, generation: Generation) -> V
 }
 
 /// Which of several machines is kept: a recorded id wins, then the newest try, then the lowest id. None when all of
-/// them are over: nothing is worth keeping then.
-fn choose(machines: &[Machine], held: Option<&LeaseReceipt>) -> Option<MachineId> {
+/// them are over or of an older generation: nothing is worth keeping then.
+fn choose(
+    machines: &[Machine],
+    held: Option<&LeaseReceipt>,
+    generation: Generation,
+) -> Option<MachineId> {
     if let Some(held) = held {
         return Some(held.machine.clone());
     }
-    let alive = machines.iter().filter(|machine| !is_over(&machine.status));
+    let ours = |machine: &&Machine| {
+        let key = machine.request_key.as_ref();
+        key.is_some_and(|key| key.try_of().0 == generation) && !is_over(&machine.status)
+    };
+    let alive = machines.iter().filter(ours);
     let rank = |machine: &&Machine| {
         let newest = machine.request_key.as_ref().map(RequestKey::try_of);
         (std::cmp::Reverse(newest), machine.id.clone())

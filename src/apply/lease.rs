@@ -5,13 +5,14 @@ use std::time::Duration;
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, LeaseId, RequestKey};
 use stageline_core::journal::Launch;
-use stageline_core::plan::Choice;
+use stageline_core::offer::Facts;
+use stageline_core::plan::{Choice, unfit};
 use stageline_core::resource::{
     Cause, FailureClass, LeaseReady, LeaseReceipt, LeaseSpec, Outcome, Receipt, Spec,
 };
-use stageline_core::unit::{Bytes, Millis};
+use stageline_core::unit::{Bytes, MicroDollars, Millis};
 
-use super::doubt::{SEND_WINDOW, receipt};
+use super::doubt::{SEND_WINDOW, horizon, receipt};
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
 use crate::machine::{MachineError, Target};
 use crate::provider::{CreateRequest, Machine, MachineStatus, Provider};
@@ -24,6 +25,9 @@ const LOG_TAIL: usize = 4096;
 
 /// Tries before a lease is given up.
 const ATTEMPTS_MAX: u32 = 5;
+
+/// How often a machine that nobody else knows is released before it is left to the next run.
+const ABANDONS_MAX: u32 = 5;
 
 /// How often an intention is stamped again because the disk took longer than the send window.
 const STAMPS_MAX: u32 = 5;
@@ -41,7 +45,11 @@ impl<'a> Run<'a> {
             .map(|terms| terms.shortlist.as_slice())
             .unwrap_or_default();
         let mut choices = shortlist.iter().peekable();
-        let mut last = broken(format!("the plan has no offer for {lease}"));
+        let mut last = Cause::new(
+            FailureClass::OfferGone,
+            format!("{lease}: no machine of an earlier try appeared, and the plan has no offer for a new one"),
+        )
+        .hint("run plan and apply again");
         for _ in 0..ATTEMPTS_MAX {
             let Some(choice) = choices.peek() else { break };
             match self.launch(act, lease, choice).await {
@@ -183,22 +191,14 @@ impl<'a> Run<'a> {
         };
         let terms = spec.terms.iter().find(|terms| terms.offer == choice.offer);
         let terms = terms.ok_or_else(|| gone(format!("{lease}: no offer `{}`", choice.offer)))?;
-        if let Some(misfit) = terms.requirement.misfits(&quote.facts).first() {
-            let (term, found) = (&misfit.term, &misfit.found);
-            return Err(gone(format!(
-                "{lease}: offer `{id}` has {found} now, asked was {term}"
-            )));
+        let why = unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour);
+        if why.is_empty() {
+            return Ok(quote);
         }
-        if let Some(ceiling) = terms
-            .ceiling
-            .filter(|ceiling| quote.price_per_hour > *ceiling)
-        {
-            let price = quote.price_per_hour;
-            return Err(gone(format!(
-                "{lease}: offer `{id}` costs {price} per hour now, above the ceiling of {ceiling}"
-            )));
-        }
-        Ok(quote)
+        let why = why.join(", ");
+        Err(gone(format!(
+            "{lease}: offer `{id}` no longer is what was asked for: {why}"
+        )))
     }
 
     fn next_attempt(&self, lease: &LeaseId, act: Act<'a>) -> Attempt {
@@ -215,9 +215,8 @@ impl<'a> Run<'a> {
             self.reserve(lease, launch)?;
             let before = self.effects.clock.boottime();
             let started = self.started(act, Some(launch.clone())).await;
-            let reserving = self.reserving.get().0 - launch.reservation.0;
-            self.reserving
-                .set(stageline_core::unit::MicroDollars(reserving));
+            let own = (lease.clone(), launch.attempt);
+            self.reserving.borrow_mut().remove(&own);
             started?;
             self.emit(Event::Launching {
                 lease: lease.clone(),
@@ -241,22 +240,23 @@ impl<'a> Run<'a> {
 
     /// Counts a launch against the cap until the journal does.
     fn reserve(&self, lease: &LeaseId, launch: &Launch) -> Result<(), Stop> {
-        let address = Address::Lease(lease.clone());
-        let committed = self.state(|state| {
-            let own = state
-                .resources
-                .get(&address)
-                .and_then(|r| r.attempts.get(&launch.attempt));
-            let own = own.map_or(0, |open| open.launch.reservation.0);
-            state.committed_per_hour().0.saturating_sub(own)
-        });
-        let pending = self.reserving.get().0;
+        let mut reserving = self.reserving.borrow_mut();
+        let own = (lease.clone(), launch.attempt);
         if let Some(cap) = self.options.max_total_per_hour {
-            let sum = committed
-                .saturating_add(pending)
-                .saturating_add(launch.reservation.0);
-            if sum > cap.0 {
-                let sum = stageline_core::unit::MicroDollars(sum);
+            let sum = self.state(|state| {
+                let open = |(lease, attempt): &(LeaseId, Attempt)| {
+                    let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
+                    recorded.attempts.get(attempt)
+                };
+                // A launch is in the state a moment before its append returns; it must not count twice then.
+                let pending = reserving.iter().filter(|(key, _)| open(key).is_none());
+                let pending = pending.fold(0_u64, |sum, (_, more)| sum.saturating_add(more.0));
+                let again = open(&own).map_or(0, |open| open.launch.reservation.0);
+                let committed = state.committed_per_hour().0.saturating_sub(again);
+                let sum = committed.saturating_add(pending);
+                MicroDollars(sum.saturating_add(launch.reservation.0))
+            });
+            if sum > cap {
                 let message = format!("{lease}: all machines together could cost {sum} per hour");
                 return Err(Stop::Refused(
                     Cause::new(FailureClass::Money, message).hint(format!(
@@ -265,9 +265,7 @@ impl<'a> Run<'a> {
                 ));
             }
         }
-        self.reserving.set(stageline_core::unit::MicroDollars(
-            pending + launch.reservation.0,
-        ));
+        reserving.insert(own, launch.reservation);
         Ok(())
     }
 
@@ -294,9 +292,15 @@ impl<'a> Run<'a> {
                 .lease(lease)
                 .is_some_and(|held| held.machine == machine.id)
         });
-        if !known && provider.release(&machine.id).await.is_ok() {
-            let (address, machine) = (Address::Lease(lease.clone()), machine.id.clone());
-            self.emit(Event::ExtraReleased { address, machine });
+        if known {
+            return;
+        }
+        for _ in 0..ABANDONS_MAX {
+            if provider.release(&machine.id).await.is_ok() {
+                let (address, machine) = (Address::Lease(lease.clone()), machine.id.clone());
+                return self.emit(Event::ExtraReleased { address, machine });
+            }
+            self.effects.clock.sleep(POLL).await;
         }
     }
 
@@ -305,9 +309,10 @@ impl<'a> Run<'a> {
     pub(super) async fn await_ready(&self, act: Act<'a>) -> Result<(), Stop> {
         let lease = lease_of(act.step)?;
         let Some(held) = self.held(lease, act.step.generation) else {
-            return Err(Stop::Refused(broken(format!(
-                "{lease} has no machine to wait for"
-            ))));
+            let message = format!("{lease}: its machine never became ready and has been released");
+            let cause = Cause::new(FailureClass::Unknown, message)
+                .hint("this plan rents no other one; plan and apply again");
+            return Err(Stop::Refused(cause));
         };
         let Spec::Lease(spec) = self.spec(&act.step.address)? else {
             return Err(Stop::Refused(broken(format!(
@@ -364,8 +369,14 @@ impl<'a> Run<'a> {
             .acquire_timeout
             .map_or(provider.traits().acquire_timeout, Millis::duration);
         let mut told = Duration::ZERO;
+        let mut unknown_since = None;
         loop {
-            let phase = match provider.describe(&held.machine).await {
+            let waited = self.effects.clock.boottime().saturating_sub(start);
+            let seen = provider.describe(&held.machine).await;
+            if !matches!(seen, Ok(None)) {
+                unknown_since = None;
+            }
+            let phase = match seen {
                 Ok(Some(machine)) => match machine.status {
                     MachineStatus::Dead(why) => {
                         return Ok(Err(self.died(provider.as_ref(), lease, held, &why).await));
@@ -373,20 +384,20 @@ impl<'a> Run<'a> {
                     MachineStatus::Ending => "it is being ended by somebody else".to_owned(),
                     MachineStatus::Pending(phase) => phase,
                     MachineStatus::Running => {
-                        let contact = machine.contact;
                         let target = Target {
                             lease: lease.clone(),
                             endpoint,
-                            contact,
+                            contact: machine.contact,
                         };
                         match machines.status(&target).await {
                             Ok(status) => {
-                                let contact = target.contact;
-                                return Ok(gate(lease, spec, status.facts).map(|facts| {
+                                let facts = status.facts;
+                                let price = machine.price_per_hour;
+                                return Ok(gate(lease, spec, held, &facts, price).map(|()| {
                                     LeaseReady {
                                         facts,
                                         endpoint,
-                                        contact,
+                                        contact: target.contact,
                                     }
                                 }));
                             }
@@ -398,7 +409,14 @@ impl<'a> Run<'a> {
                         }
                     }
                 },
-                Ok(None) => "the provider does not list it yet".to_owned(),
+                Ok(None) => {
+                    let since = *unknown_since.get_or_insert(waited);
+                    if waited.saturating_sub(since) >= horizon(provider.traits()) {
+                        let why = "the provider does not know it any more";
+                        return Ok(Err(self.died(provider.as_ref(), lease, held, why).await));
+                    }
+                    "the provider does not list it yet".to_owned()
+                }
                 Err(blind) => blind.to_string(),
             };
             let waited = self.effects.clock.boottime().saturating_sub(start);
@@ -445,29 +463,28 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Measured facts against the requirement of the terms under which the machine was taken.
+/// Measured facts and the billed price against the terms of the provider that sold the machine: the same question as
+/// the planner's, so that what is kept now is kept by the next plan.
 fn gate(
     lease: &LeaseId,
     spec: &LeaseSpec,
-    facts: stageline_core::offer::Facts,
-) -> Result<stageline_core::offer::Facts, Cause> {
-    let misfits = spec
-        .terms
-        .iter()
-        .map(|terms| terms.requirement.misfits(&facts));
+    held: &LeaseReceipt,
+    facts: &Facts,
+    price: MicroDollars,
+) -> Result<(), Cause> {
+    let ours = spec.terms.iter().filter(|terms| {
+        terms.provider == held.provider && terms.provider_kind == held.provider_kind
+    });
+    let misfits = ours.map(|terms| unfit(terms, spec.memory, Some(facts), price));
     let Some(fewest) = misfits
         .min_by_key(Vec::len)
         .filter(|misfits| !misfits.is_empty())
     else {
-        return Ok(facts);
+        return Ok(());
     };
-    let list: Vec<String> = fewest
-        .iter()
-        .map(|misfit| format!("asked {}, measured {}", misfit.term, misfit.found))
-        .collect();
     let message = format!(
         "{lease}: the machine is not what was asked for: {}",
-        list.join("; ")
+        fewest.join("; ")
     );
     Err(Cause::new(FailureClass::OfferGone, message)
         .hint("it is being released; run apply again for another one"))

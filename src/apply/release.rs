@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, Lineage, MachineId, RequestKey};
+use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
 use stageline_core::journal::{Record, Verb};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome};
 use stageline_core::unit::Millis;
@@ -41,41 +41,52 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The one compensation that there is: a lease that never became ready is ended.
+    /// The one compensation that there is: a lease that never became ready is ended. Intended on disk like any other
+    /// release, so that a run that takes over goes on with it and not with the machine.
     pub(super) async fn end_lease(&self, act: Act<'a>, lease: &LeaseId) -> Result<(), Stop> {
         let held = self.held(lease, act.step.generation);
+        let intended = Record::Started {
+            address: act.step.address.clone(),
+            generation: act.step.generation,
+            verb: Verb::Release,
+            launch: None,
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![intended]).await?;
         let outcome = self.end_all(act, lease, held.as_ref()).await?;
         let (address, generation) = (act.step.address.clone(), act.step.generation);
         let at = self.effects.clock.now();
         let verb = Verb::Release;
-        let record = match outcome {
-            Outcome::Done(_) => Record::Done {
-                address,
-                generation,
-                verb,
-                step: None,
-                spec: None,
-                receipt: None,
-                at,
-            },
-            Outcome::Refused(cause) | Outcome::InDoubt(cause) => Record::InDoubt {
-                address,
-                generation,
-                verb,
-                attempt: None,
-                cause,
-                at,
-            },
-        };
-        let done = matches!(record, Record::Done { .. });
-        self.journal.append(vec![record]).await?;
-        if done {
-            let machine = held.map(|held| held.machine);
-            self.emit(Event::LeaseEnded {
-                lease: lease.clone(),
-                machine,
-            });
+        match outcome {
+            Outcome::Done(_) => {
+                let done = Record::Done {
+                    address,
+                    generation,
+                    verb,
+                    step: None,
+                    spec: None,
+                    receipt: None,
+                    at,
+                };
+                self.journal.append(vec![done]).await?;
+            }
+            Outcome::Refused(cause) | Outcome::InDoubt(cause) => {
+                let doubt = Record::InDoubt {
+                    address,
+                    generation,
+                    verb,
+                    attempt: None,
+                    cause: cause.clone(),
+                    at,
+                };
+                self.journal.append(vec![doubt]).await?;
+                return Err(Stop::InDoubt(cause));
+            }
         }
+        self.emit(Event::LeaseEnded {
+            lease: lease.clone(),
+            machine: held.map(|held| held.machine),
+        });
         Ok(())
     }
 
@@ -93,8 +104,9 @@ impl<'a> Run<'a> {
         let Some(lineage) = lineage else {
             return Ok(Outcome::Done(Made::default()));
         };
-        for provider in providers {
-            let mine = held.filter(|held| held.provider_kind == provider.kind());
+        for (name, provider) in providers {
+            // By name: two accounts of one kind may use the same id for different machines.
+            let mine = held.filter(|held| held.provider == name);
             if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
                 return Ok(Outcome::InDoubt(cause));
             }
@@ -107,8 +119,8 @@ impl<'a> Run<'a> {
         &self,
         lease: &LeaseId,
         held: Option<&LeaseReceipt>,
-    ) -> Result<Vec<Arc<dyn Provider>>, Cause> {
-        let mut sellers: Vec<(stageline_core::id::Name, String)> = self.state(|state| {
+    ) -> Result<Vec<(Name, Arc<dyn Provider>)>, Cause> {
+        let mut sellers: Vec<(Name, String)> = self.state(|state| {
             let recorded = state.resources.get(&Address::Lease(lease.clone()));
             let open = recorded
                 .into_iter()
@@ -124,8 +136,11 @@ impl<'a> Run<'a> {
         sellers.extend(held.map(|held| (held.provider.clone(), held.provider_kind.clone())));
         sellers.sort();
         sellers.dedup();
-        let get = |(name, kind): &(_, String)| self.effects.providers.get(name, kind).cloned();
-        sellers.iter().map(get).collect()
+        let get = |(name, kind): (Name, String)| {
+            let provider = self.effects.providers.get(&name, &kind)?.clone();
+            Ok((name, provider))
+        };
+        sellers.into_iter().map(get).collect()
     }
 
     /// Ends what one provider has of this lease. A cause is what is still in the way.

@@ -3,7 +3,7 @@
 //! One loop owns all running steps. A step starts when every step that it waits for is done; a failed step blocks what
 //! waits for it and nothing else.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -13,7 +13,6 @@ use stageline_core::event::Event;
 use stageline_core::id::Address;
 use stageline_core::journal::Verb;
 use stageline_core::plan::{Plan, StepId};
-use stageline_core::unit::MicroDollars;
 
 use super::step::{Act, Made, Run, Stop};
 use super::{Effects, Failed, Options, Summary};
@@ -31,7 +30,8 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
         journal,
         effects,
         options,
-        reserving: Cell::new(MicroDollars::ZERO),
+        reserving: RefCell::default(),
+        halt: options.interrupt.child_token(),
     };
     let done = journal.with_state(|state| {
         state
@@ -44,6 +44,10 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
     let mut running = FuturesUnordered::new();
     let mut deadline = None;
     loop {
+        if options.interrupt.is_cancelled() && deadline.is_none() {
+            board.interrupt();
+            deadline = Some(effects.clock.boottime() + options.grace.duration());
+        }
         while !board.halted && running.len() < options.parallelism.max(1) {
             let Some(id) = board.ready.pop_front() else {
                 break;
@@ -55,11 +59,16 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
         }
         tokio::select! {
             biased;
-            Some((id, result)) = running.next() => board.settle(plan, id, result),
-            () = options.interrupt.cancelled(), if deadline.is_none() => {
-                board.interrupt();
-                deadline = Some(effects.clock.boottime() + options.grace.duration());
+            Some((id, result)) = running.next() => {
+                if matches!(result, Err(Stop::Journal(_))) {
+                    run.halt.cancel();
+                }
+                for (address, verb, by) in board.settle(plan, id, result) {
+                    run.emit(Event::StepBlocked { address, verb, by });
+                }
             }
+            // The top of the loop takes notice.
+            () = options.interrupt.cancelled(), if deadline.is_none() => {}
             () = until(effects, deadline), if deadline.is_some() => break,
         }
     }
@@ -102,7 +111,7 @@ async fn attend(run: &Run<'_>, id: StepId) -> (StepId, Result<(), Stop>) {
                 cause: cause.clone(),
             });
         }
-        Err(Stop::Interrupted | Stop::Journal(_)) => {}
+        Err(Stop::Cut | Stop::Journal(_)) => {}
     }
     (id, result)
 }
@@ -189,7 +198,13 @@ impl Board {
         board
     }
 
-    fn settle(&mut self, plan: &Plan, id: StepId, result: Result<(), Stop>) {
+    /// Takes note of how a step ended; returns what it blocks.
+    fn settle(
+        &mut self,
+        plan: &Plan,
+        id: StepId,
+        result: Result<(), Stop>,
+    ) -> Vec<(Address, Verb, Address)> {
         let i = id.0 as usize;
         self.ended[i] = true;
         let step = &plan.steps[i];
@@ -197,22 +212,26 @@ impl Board {
             Ok(()) => {
                 self.summary.done += 1;
                 self.release_dependents(i);
-                return;
+                return Vec::new();
             }
-            Err(Stop::Interrupted) => {
+            Err(Stop::Cut) => {
+                self.halted = true;
                 self.ended[i] = false;
-                return self.interrupt();
+                return Vec::new();
             }
             Err(Stop::Journal(error)) => {
                 self.halted = true;
                 self.ended[i] = false;
                 self.summary.journal.get_or_insert(error);
-                return;
+                return Vec::new();
             }
             Err(Stop::Refused(cause)) => (cause, false),
             Err(Stop::InDoubt(cause)) => (cause, true),
         };
-        self.block_dependents(i, &step.address);
+        let blocked = self.block_dependents(i, &step.address);
+        let blocked = blocked.into_iter().map(|id| &plan.steps[id.0 as usize]);
+        let news = blocked.map(|other| (other.address.clone(), other.verb, step.address.clone()));
+        let news = news.collect();
         let (address, verb) = (step.address.clone(), step.verb);
         self.summary.failed.push(Failed {
             address,
@@ -220,6 +239,7 @@ impl Board {
             cause,
             in_doubt,
         });
+        news
     }
 
     fn release_dependents(&mut self, i: usize) {
@@ -232,15 +252,18 @@ impl Board {
         }
     }
 
-    fn block_dependents(&mut self, i: usize, by: &Address) {
+    fn block_dependents(&mut self, i: usize, by: &Address) -> Vec<StepId> {
+        let mut found = Vec::new();
         let mut next = std::mem::take(&mut self.dependents[i]);
         while let Some(id) = next.pop() {
             let i = id.0 as usize;
             if self.blocked[i].is_none() {
                 self.blocked[i] = Some(by.clone());
+                found.push(id);
                 next.append(&mut self.dependents[i]);
             }
         }
+        found
     }
 
     fn interrupt(&mut self) {

@@ -1,6 +1,6 @@
 //! The step protocol, written once: intention, call, outcome.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
@@ -13,6 +13,8 @@ use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome, Recei
 use stageline_core::state::State;
 use stageline_core::unit::{MicroDollars, Millis};
 
+use tokio_util::sync::CancellationToken;
+
 use super::{Effects, Keys, Options};
 use crate::machine::{Machines, Target};
 use crate::store::{AppendError, Journal};
@@ -24,8 +26,8 @@ pub(super) enum Stop {
     Refused(Cause),
     /// It may have acted. Already recorded.
     InDoubt(Cause),
-    /// The user interrupted.
-    Interrupted,
+    /// Its waiting was cut: the user interrupted, or the journal takes no more entries.
+    Cut,
     /// The journal could not be written.
     Journal(AppendError),
 }
@@ -53,7 +55,9 @@ pub(super) struct Run<'a> {
     pub effects: &'a Effects,
     pub options: &'a Options,
     /// Reservations of launches that are being appended and are not in the state yet.
-    pub reserving: Cell<MicroDollars>,
+    pub reserving: RefCell<BTreeMap<(LeaseId, Attempt), MicroDollars>>,
+    /// Cuts every wait: fires with the interrupt, and when the journal takes no more entries.
+    pub halt: CancellationToken,
 }
 
 /// One step under way.
@@ -176,11 +180,11 @@ impl<'a> Run<'a> {
         (self.effects.events)(event);
     }
 
-    /// A pause that the first Ctrl-C cuts.
+    /// A pause that the first Ctrl-C cuts, and the loss of the journal.
     pub async fn pause(&self, span: Duration) -> Result<(), Stop> {
         tokio::select! {
             biased;
-            () = self.options.interrupt.cancelled() => Err(Stop::Interrupted),
+            () = self.halt.cancelled() => Err(Stop::Cut),
             () = self.effects.clock.sleep(span) => Ok(()),
         }
     }

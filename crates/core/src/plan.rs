@@ -33,7 +33,7 @@ pub use binding::{Refusal, Start, may_apply};
 pub use check::check;
 pub use draft::{Draft, Options, draft};
 pub use expand::{Desired, expand, expand_within, recorded_graph};
-pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer};
+pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit};
 pub use models::{ModelFacts, ModelShape};
 
 /// The version that is written. A newer one is refused.

@@ -66,7 +66,7 @@ struct Class<'n, 'a> {
 }
 
 /// Why a machine does not meet terms; empty when it does. Facts that are not known are not held against it.
-pub(super) fn unfit(
+pub fn unfit(
     terms: &Terms,
     memory: Bytes,
     facts: Option<&Facts>,

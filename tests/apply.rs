@@ -1,0 +1,10 @@
+//! The executor under faults and crashes: whatever goes wrong, at most one machine is kept for a lease, nothing is
+//! forgotten, and the next run ends clean. All of it in this process: simulated machines, a store in memory, a clock
+//! that jumps.
+
+#[path = "apply/clean.rs"]
+mod clean;
+#[path = "apply/crash.rs"]
+mod crash;
+#[path = "apply/world.rs"]
+mod world;

@@ -1,0 +1,622 @@
+//! A world that outlives the tool: one account, its machines, and a state store. The tool comes and goes in it as
+//! processes, each on a runtime of its own, and may be killed at any call.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+use secrecy::{SecretBox, SecretString};
+use stageline::ambient::{Clock, FakeClock, SharedClock};
+use stageline::apply::{self, Effects, Keys, PARALLELISM, Providers, Secrets, Summary};
+use stageline::core::event::Event;
+use stageline::core::id::{
+    Attempt, EndpointKey, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
+    WriterId,
+};
+use stageline::core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
+use stageline::core::plan::{self, Desired, Draft, Market, Mode, Plan, Start, may_apply};
+use stageline::core::resource::{Cause, FailureClass, Outcome};
+use stageline::core::state::State;
+use stageline::core::topology::{self, Limits, SecretRef, SourceFile, Topology, VarSources};
+use stageline::core::unit::{Bytes, MicroDollars, Millis};
+use stageline::machine::Machines;
+use stageline::observe;
+use stageline::provider::sim::{
+    self, AccountSpec, CrashPoint, FaultTable, Shape, SimMachine, SimProvider, Verb,
+};
+use stageline::provider::{Blind, Boot, CreateRequest, Machine, Provider, Released, Traits};
+use stageline::store::testing::{Fate, FaultyStore, Gate, Request, Verb as Asked};
+use stageline::store::{self, Begin, First, Journal, Store, Writer};
+use tokio_util::sync::CancellationToken;
+
+/// Two machines, a pipeline over both, a way in.
+pub(crate) const TWO: &str = r#"
+version = 1
+name = "test"
+
+[provider.here]
+kind = "local"
+
+[offer.slot]
+provider = "here"
+max_price_per_hour = 1.0
+
+[lease.box]
+offers = ["slot"]
+count = 2
+
+[pipeline.toy]
+engine = "stub"
+stages = [{ on = "lease.box[0]" }, { on = "lease.box[1]" }]
+check = { prompt = "Hello", max_tokens = 3, expect = "yes" }
+
+[exposure.api]
+pipelines = ["toy"]
+serve = "openai"
+via = "loopback"
+"#;
+
+/// What the cheapest machine costs.
+pub(crate) const PRICE: MicroDollars = MicroDollars(100_000);
+
+/// The most that one may cost in [`TWO`].
+pub(crate) const CEILING: MicroDollars = MicroDollars(1_000_000);
+
+const LINEAGE: Lineage = Lineage([7; 16]);
+
+pub(crate) fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+pub(crate) fn here() -> Name {
+    name("here")
+}
+
+pub(crate) fn facts() -> Facts {
+    Facts {
+        os: "linux".to_owned(),
+        arch: "x86_64".to_owned(),
+        cpus: 8,
+        memory: Bytes::gib(16),
+        disk: Bytes::gib(100),
+        ..Facts::default()
+    }
+}
+
+pub(crate) fn topology_of(text: &str) -> Topology {
+    let files = [SourceFile {
+        name: "topology.toml".to_owned(),
+        text: text.to_owned(),
+    }];
+    match topology::read(&files, &VarSources::default()) {
+        Ok((topology, _)) => topology,
+        Err(faults) => panic!("{faults:#?}"),
+    }
+}
+
+/// Everything that outlives the tool.
+pub(crate) struct World {
+    pub clock: FakeClock,
+    pub sim: sim::World,
+    pub objects: Arc<dyn ObjectStore>,
+    processes: Cell<u8>,
+}
+
+/// What is asked of the tool.
+#[derive(Clone, Debug)]
+pub(crate) enum Job {
+    /// `apply`, drafted anew from this topology.
+    Apply(String),
+    /// `apply PLAN`: the plan of the run that was cut off; drafted anew when there is none.
+    Resume(String),
+    /// `destroy`.
+    Destroy,
+}
+
+/// One process of the tool.
+#[derive(Clone)]
+pub(crate) struct Tool {
+    /// Where it dies.
+    pub crash: Arc<CrashPoint>,
+    /// What becomes of requests to the store, before it may die.
+    pub script: Arc<dyn Fn(&Request) -> Fate + Send + Sync>,
+    pub interrupt: CancellationToken,
+    pub parallelism: usize,
+    /// Sees each event.
+    pub watcher: Arc<dyn Fn(&Event) + Send + Sync>,
+}
+
+impl Tool {
+    pub fn new() -> Self {
+        Self::dying(CrashPoint::never())
+    }
+
+    pub fn dying(crash: Arc<CrashPoint>) -> Self {
+        Self {
+            crash,
+            script: Arc::new(|_| Fate::Pass),
+            interrupt: CancellationToken::new(),
+            parallelism: PARALLELISM,
+            watcher: Arc::new(|_| {}),
+        }
+    }
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub plan: Plan,
+    pub summary: Summary,
+    pub state: State,
+    pub events: Vec<Event>,
+}
+
+/// Why a command did not get as far as a run.
+#[derive(Debug)]
+pub(crate) struct Refusal(pub String);
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(AccountSpec::new(vec![
+            shape("a", PRICE),
+            shape("b", MicroDollars(2 * PRICE.0)),
+            shape("c", MicroDollars(3 * PRICE.0)),
+        ]))
+    }
+
+    pub fn with(account: AccountSpec) -> Self {
+        let clock = FakeClock::auto("2026-01-02T03:04:05Z".parse().expect("a time"));
+        let sim = sim::World::new(Arc::new(clock.clone()));
+        sim.account(&here(), account);
+        Self {
+            clock,
+            sim,
+            objects: Arc::new(InMemory::new()),
+            processes: Cell::new(0),
+        }
+    }
+
+    /// From now on this goes wrong.
+    pub fn faults(&self, faults: FaultTable) {
+        self.sim.set_faults(&here(), faults);
+    }
+
+    /// Runs something as a process of its own: all that it left running ends with it.
+    pub fn process<T>(&self, work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(work)
+    }
+
+    /// One command as one process; none when it was killed.
+    pub fn run(&self, tool: &Tool, job: &Job) -> Option<Result<Report, Refusal>> {
+        let crash = tool.crash.clone();
+        // No two commands are given at the same moment: equal plans of two moments differ.
+        self.clock.advance(Duration::from_secs(1));
+        self.sim.set_hook(Some(crash.hook()));
+        let ended = self.process(async {
+            tokio::select! {
+                biased;
+                () = crash.died() => None,
+                ended = self.command(tool, job) => Some(ended),
+            }
+        });
+        self.sim.set_hook(None);
+        ended
+    }
+
+    /// A command that nobody kills and that gets as far as a run.
+    pub fn command_of(&self, job: &Job) -> Report {
+        let ended = self.run(&Tool::new(), job).expect("nobody kills it");
+        ended.unwrap_or_else(|refusal| panic!("{job:?}: {}", refusal.0))
+    }
+
+    pub fn apply(&self, text: &str) -> Report {
+        self.command_of(&Job::Apply(text.to_owned()))
+    }
+
+    pub fn destroy(&self) -> Report {
+        self.command_of(&Job::Destroy)
+    }
+
+    pub async fn store(&self, tool: &Tool) -> Result<Store, Refusal> {
+        let (crash, script) = (tool.crash.clone(), tool.script.clone());
+        let faulty = FaultyStore::new(self.objects.clone(), move |request| {
+            let fate = script(request);
+            if !matches!(fate, Fate::Pass) {
+                return fate;
+            }
+            if crash.step().is_break() {
+                return Fate::Hold(Gate::default());
+            }
+            let writes = match request.verb {
+                Asked::Create | Asked::Overwrite | Asked::Delete => true,
+                Asked::Get | Asked::List => false,
+            };
+            if writes && crash.step().is_break() {
+                return Fate::HoldAnswer(Gate::default());
+            }
+            Fate::Pass
+        });
+        Store::on(Arc::new(faulty), "test", store::Mode::Write)
+            .await
+            .map_err(|error| Refusal(error.to_string()))
+    }
+
+    /// What the command line does: draft, begin, run, finish.
+    pub async fn command(&self, tool: &Tool, job: &Job) -> Result<Report, Refusal> {
+        let store = self.store(tool).await?;
+        let loaded = store.read().await.map_err(|e| Refusal(e.to_string()))?;
+        let plan = match self.saved(&store, &loaded.state, job).await {
+            Some(plan) => plan,
+            None => self.draft(&loaded.state, job).await?,
+        };
+        plan::check(&plan).map_err(Refusal)?;
+        let start = may_apply(&plan, &loaded.state, None, self.clock.now())
+            .map_err(|refusal| Refusal(refusal.to_string()))?;
+        let bytes = plan.encode();
+        let put = store.put_plan(plan.id, bytes).await;
+        put.map_err(|error| Refusal(error.to_string()))?;
+        let begin = begin(&plan, job, start);
+        let journal = Journal::begin(&store, loaded, begin, self.writer())
+            .await
+            .map_err(|error| Refusal(error.to_string()))?;
+        self.carry_out(tool, plan, &journal, job).await
+    }
+
+    async fn carry_out(
+        &self,
+        tool: &Tool,
+        plan: Plan,
+        journal: &Journal,
+        job: &Job,
+    ) -> Result<Report, Refusal> {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let sink = events.clone();
+        let watcher = tool.watcher.clone();
+        let limits = limits_of(job);
+        let destroys = matches!(job, Job::Destroy);
+        let effects = Effects {
+            providers: self.providers(),
+            machines: (!destroys).then(|| Arc::new(self.sim.hands()) as Arc<dyn Machines>),
+            keys: (!destroys).then(|| Arc::new(Identity) as Arc<dyn Keys>),
+            secrets: Arc::new(NoSecrets),
+            clock: self.shared_clock(),
+            events: Arc::new(move |event| {
+                watcher(&event);
+                sink.lock().expect("no panic").push(event);
+            }),
+        };
+        let options = apply::Options {
+            parallelism: tool.parallelism,
+            max_total_per_hour: limits.max_total_per_hour,
+            interrupt: tool.interrupt.clone(),
+            grace: Millis(1500),
+        };
+        let summary = apply::run(&plan, journal, &effects, &options).await;
+        if summary.journal.is_none() {
+            let finished = journal.finish(summary.finished()).await;
+            finished.map_err(|error| Refusal(error.to_string()))?;
+        }
+        let events = std::mem::take(&mut *events.lock().expect("no panic"));
+        Ok(Report {
+            plan,
+            summary,
+            state: journal.with_state(State::clone),
+            events,
+        })
+    }
+
+    /// The plan of a run that was cut off.
+    async fn saved(&self, store: &Store, state: &State, job: &Job) -> Option<Plan> {
+        let Job::Resume(_) = job else { return None };
+        let id = state.run.as_ref()?.plan?;
+        if state.consumed.get(&id)?.finished {
+            return None;
+        }
+        let bytes = store.get_plan(id).await.expect("the store is sound")?;
+        Some(Plan::decode(&bytes).expect("a plan"))
+    }
+
+    /// A plan for what is recorded and seen now.
+    pub async fn draft(&self, state: &State, job: &Job) -> Result<Plan, Refusal> {
+        let providers = self.providers();
+        let hands = self.sim.hands();
+        let clock = self.shared_clock();
+        let (text, machines): (_, Option<&dyn Machines>) = match job {
+            Job::Apply(text) | Job::Resume(text) => (Some(text), Some(&hands)),
+            Job::Destroy => (None, None),
+        };
+        let observed = observe::look(state, &providers, machines, clock.as_ref()).await;
+        let mut markets = BTreeMap::new();
+        let desired = match text {
+            None => Desired::nothing(name("test")),
+            Some(text) => {
+                markets = self.markets().await;
+                plan::expand(&topology_of(text), &BTreeMap::new()).expect("it can be expanded")
+            }
+        };
+        let options = plan::Options {
+            mode: if text.is_some() {
+                Mode::Apply
+            } else {
+                Mode::Destroy
+            },
+            now: self.clock.now(),
+            targets: Vec::new(),
+            excludes: Vec::new(),
+            replace: Vec::new(),
+            limits: limits_of(job),
+            topology_digest: None,
+        };
+        let draft = Draft {
+            desired: &desired,
+            recorded: state,
+            observed: &observed,
+            markets: &markets,
+            options: &options,
+        };
+        plan::draft(&draft).map_err(|faults| Refusal(format!("{faults:?}")))
+    }
+
+    async fn markets(&self) -> BTreeMap<Name, Market> {
+        let provider: Arc<dyn Provider> = self.provider();
+        let quotes = observe::quotes(&[(here(), provider)]).await;
+        let markets = quotes.into_iter().map(|(name, quotes)| {
+            let market = Market {
+                kind: "local".to_owned(),
+                free: false,
+                quotes: quotes.map_err(|blind| blind.cause),
+            };
+            (name, market)
+        });
+        markets.collect()
+    }
+
+    pub fn provider(&self) -> Arc<Sold> {
+        Arc::new(Sold(self.sim.provider(&here())))
+    }
+
+    fn providers(&self) -> Providers {
+        let mut providers = Providers::default();
+        providers.insert(here(), self.provider());
+        providers
+    }
+
+    fn shared_clock(&self) -> SharedClock {
+        Arc::new(self.clock.clone())
+    }
+
+    /// Who a new process is to the journal.
+    pub fn writer(&self) -> Writer {
+        let n = self.processes.get().wrapping_add(1);
+        self.processes.set(n);
+        Writer {
+            id: WriterId([n; 16]),
+            clock: self.shared_clock(),
+        }
+    }
+
+    /// What is recorded.
+    pub fn state(&self) -> State {
+        self.process(async {
+            let store = Store::on(self.objects.clone(), "test", store::Mode::Read).await;
+            let loaded = store.expect("opened").read().await;
+            loaded.expect("what a kill leaves can be read").state
+        })
+    }
+
+    /// What the next command would do.
+    pub fn next_plan(&self, text: &str) -> Plan {
+        let state = self.state();
+        let job = Job::Apply(text.to_owned());
+        let plan = self.process(self.draft(&state, &job));
+        plan.unwrap_or_else(|refusal| panic!("{}", refusal.0))
+    }
+
+    /// Machines that cost money and carry our mark.
+    pub fn ours(&self) -> Vec<SimMachine> {
+        let mark = RequestKey::mark(&LINEAGE);
+        let mut alive = self.sim.alive();
+        alive.retain(|machine| machine.label.starts_with(&mark));
+        alive
+    }
+
+    /// What always holds, between any two commands: no machine that nobody would find, and no key used twice.
+    pub fn check_books(&self) {
+        let state = self.state();
+        let keys = known(&state);
+        for machine in self.ours() {
+            let key: RequestKey = machine.label.parse().expect("it carries our mark");
+            assert!(keys.contains(&key), "{key} is up and nobody knows of it");
+        }
+        let mut created = BTreeSet::new();
+        for call in self
+            .sim
+            .calls()
+            .iter()
+            .filter(|call| call.verb == Verb::Create)
+        {
+            assert!(
+                created.insert(call.subject.clone()),
+                "{} was sent twice",
+                call.subject
+            );
+        }
+    }
+
+    /// What holds after a run that did all that it should.
+    pub fn check_settled(&self, text: &str, report: &Report) {
+        let summary = &report.summary;
+        assert!(summary.finished(), "{summary:#?}");
+        self.check_books();
+        let state = self.state();
+        let up: BTreeSet<MachineId> = self.ours().into_iter().map(|m| m.id).collect();
+        let receipts = receipts(&state);
+        assert_eq!(up, receipts, "what is up and what is recorded differ");
+        for (address, recorded) in state.existing() {
+            assert!(recorded.attempts.is_empty(), "{address} has open tries");
+            assert_eq!(recorded.pending, None, "{address}");
+        }
+        let next = self.next_plan(text);
+        assert!(next.is_empty(), "the next plan: {:#?}", next.changes);
+    }
+
+    /// What holds after a destroy that did all that it should.
+    pub fn check_gone(&self, report: &Report) {
+        let summary = &report.summary;
+        assert!(summary.finished(), "{summary:#?}");
+        self.check_books();
+        assert!(self.state().is_empty(), "{:#?}", self.state());
+        assert_eq!(self.ours(), [], "something is left");
+    }
+}
+
+fn begin(plan: &Plan, job: &Job, start: Start) -> Begin {
+    let command = match job {
+        Job::Apply(_) | Job::Resume(_) => "apply",
+        Job::Destroy => "destroy",
+    };
+    Begin {
+        command: command.to_owned(),
+        by: "ada@engine".to_owned(),
+        plan: Some(plan.id),
+        resume: start == Start::Resume,
+        expect_projection: (start == Start::Fresh).then_some(plan.base),
+        first: Some(First {
+            lineage: LINEAGE,
+            operator: OperatorId([9; 32]),
+            topology: name("test"),
+        }),
+        wait_for_open: false,
+    }
+}
+
+fn limits_of(job: &Job) -> Limits {
+    match job {
+        Job::Apply(text) | Job::Resume(text) => topology_of(text).limits,
+        Job::Destroy => Limits {
+            max_price_per_hour: None,
+            max_total_per_hour: None,
+            max_leases: None,
+        },
+    }
+}
+
+/// Machines with a receipt.
+pub(crate) fn receipts(state: &State) -> BTreeSet<MachineId> {
+    let leases = state.existing().filter_map(|(address, _)| address.lease());
+    let held = leases.filter_map(|lease| state.lease(lease));
+    held.map(|held| held.machine.clone()).collect()
+}
+
+/// Every key that a run would look for.
+fn known(state: &State) -> BTreeSet<RequestKey> {
+    let leases = state.existing().filter_map(|(address, _)| address.lease());
+    let held = leases.filter_map(|lease| state.lease(lease));
+    let held = held.map(|held| held.request_key.clone());
+    let open = state
+        .resources
+        .values()
+        .flat_map(|recorded| recorded.attempts.values());
+    held.chain(open.map(|open| open.launch.request_key.clone()))
+        .collect()
+}
+
+pub(crate) fn shape(id: &str, price_per_hour: MicroDollars) -> Shape {
+    Shape {
+        id: QuoteId(id.to_owned()),
+        facts: facts(),
+        price_per_hour,
+        supply: Supply::Many(64),
+        boot: Duration::from_secs(3),
+    }
+}
+
+/// The simulated account under the name of a kind that topologies may name.
+pub(crate) struct Sold(SimProvider);
+
+#[async_trait]
+impl Provider for Sold {
+    fn kind(&self) -> &'static str {
+        "local"
+    }
+
+    fn traits(&self) -> &Traits {
+        self.0.traits()
+    }
+
+    async fn search(&self, requirement: &Requirement) -> Result<Vec<Quote>, Blind> {
+        self.0.search(requirement).await
+    }
+
+    async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind> {
+        self.0.quote(id).await
+    }
+
+    async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
+        self.0.create(request).await
+    }
+
+    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
+        self.0.find(key_prefix).await
+    }
+
+    async fn list(&self) -> Result<Vec<Machine>, Blind> {
+        self.0.list().await
+    }
+
+    async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
+        self.0.describe(id).await
+    }
+
+    async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
+        self.0.release(id).await
+    }
+
+    async fn logs(&self, id: &MachineId, tail: usize) -> Result<Vec<u8>, Cause> {
+        self.0.logs(id, tail).await
+    }
+}
+
+/// Keys out of names.
+struct Identity;
+
+fn secret(lease: &LeaseId, generation: Generation, attempt: Attempt) -> [u8; 32] {
+    *blake3::hash(format!("{lease} {generation} {attempt}").as_bytes()).as_bytes()
+}
+
+impl Keys for Identity {
+    fn endpoint(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> EndpointKey {
+        let secret = iroh::SecretKey::from_bytes(&secret(lease, generation, attempt));
+        EndpointKey(*secret.public().as_bytes())
+    }
+
+    fn boot(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> Boot {
+        Boot {
+            agent_key: SecretBox::new(Box::new(secret(lease, generation, attempt))),
+            operator: OperatorId([9; 32]),
+            lineage: LINEAGE,
+            lease: lease.clone(),
+            generation,
+            attempt,
+            relay: None,
+        }
+    }
+}
+
+struct NoSecrets;
+
+impl Secrets for NoSecrets {
+    fn read(&self, _secret: &SecretRef) -> Result<SecretString, Cause> {
+        Err(Cause::new(FailureClass::Auth, "there are no secrets here"))
+    }
+}
