@@ -112,12 +112,17 @@ async fn rule_4_a_lost_answer_is_no_failure_and_no_second_entry() {
 #[tokio::test(start_paused = true)]
 async fn rule_4_an_entry_that_cannot_be_looked_at_is_in_doubt_and_nothing_follows() {
     let objects = memory();
-    let store = faulty(&objects, |request| {
+    let offered = Arc::new(AtomicUsize::new(0));
+    let offers = offered.clone();
+    let store = faulty(&objects, move |request| {
         if request.path != entry_path(2) {
             return Fate::Pass;
         }
         match request.verb {
-            Ask::Create => Fate::LoseAnswer,
+            Ask::Create => {
+                offers.fetch_add(1, Ordering::SeqCst);
+                Fate::LoseAnswer
+            }
             Ask::Get => Fate::Refuse,
             Ask::Overwrite | Ask::List | Ask::Delete => Fate::Pass,
         }
@@ -140,6 +145,7 @@ async fn rule_4_an_entry_that_cannot_be_looked_at_is_in_doubt_and_nothing_follow
         );
     }
     assert_eq!(journal.with_state(leases), Vec::<u32>::new());
+    assert_eq!(offered.load(Ordering::SeqCst), 1, "offered again in doubt");
     // The next process sees what was true.
     let loaded = writer_on(&objects).await.read().await.expect("whole");
     assert_eq!(leases(&loaded.state), [0]);
@@ -316,6 +322,29 @@ async fn rule_9_a_snapshot_of_that_number_with_other_content_saves_the_entries()
         .expect("put");
     journal.snapshot_now().await;
     assert_eq!(entries(&store).await, [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_9_what_is_appended_during_a_snapshot_stays() {
+    let objects = memory();
+    let gate = Gate::default();
+    let path = numbered(SNAPSHOT, JournalNumber(2)).to_string();
+    let store = faulty(&objects, once(Ask::Create, path, Fate::Hold(gate.clone()))).await;
+    let journal = begin(&store, process(1), run("apply"))
+        .await
+        .expect("begun");
+    journal.append(vec![started(0)]).await.expect("durable");
+    let snapshot = tokio::spawn({
+        let journal = journal.clone();
+        async move { journal.snapshot_now().await }
+    });
+    gate.reached().await;
+    journal.append(vec![started(1)]).await.expect("not blocked");
+    gate.open();
+    snapshot.await.expect("no panic");
+    assert_eq!(entries(&store).await, [3]);
+    let loaded = store.read().await.expect("whole");
+    assert_eq!(leases(&loaded.state), [0, 1]);
 }
 
 #[tokio::test(start_paused = true)]
