@@ -136,7 +136,8 @@ pub trait Provider: Send + Sync {
     /// What it declares.
     fn traits(&self) -> &Traits;
 
-    /// What can be rented now, as claimed; the caller compares each with the requirement again.
+    /// What can be rented now, as claimed; the caller compares each with the requirement again. A shape that is sold out
+    /// may be among it as `Many(0)`, for a caller that gives a machine back first.
     ///
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.

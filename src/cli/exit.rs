@@ -188,3 +188,25 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         (true, _) => Exit::Usage.into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(codes: &[&'static str]) -> Exit {
+        let faults = codes.iter().map(|code| Diagnostic::error(code, "so"));
+        Failure::diagnostics(faults.collect(), vec![]).exit
+    }
+
+    #[test]
+    fn a_plan_that_cannot_be_says_who_must_act() {
+        assert_eq!(exit(&["plan/over-limit"]), Exit::Guard);
+        assert_eq!(exit(&["plan/no-offer", "plan/over-limit"]), Exit::User);
+        assert_eq!(exit(&["plan/no-offer", "plan/blind"]), Exit::Doubt);
+    }
+
+    #[test]
+    fn what_only_a_bug_can_cause_is_called_one() {
+        assert_eq!(Failure::from(AppendError::Closed).exit, Exit::Bug);
+    }
+}

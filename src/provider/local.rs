@@ -133,18 +133,19 @@ impl LocalProvider {
         listed.map_err(|cause| self.blind(cause))
     }
 
-    async fn offer(&self) -> Result<Option<Quote>, Blind> {
+    /// The one shape that there is. Sold out it is still told: a machine that is replaced gives its slot back first.
+    async fn offer(&self) -> Result<Quote, Blind> {
         let facts = self.facts().await;
         let taken = self.blocking(Inner::taken).await;
         let taken = taken.map_err(|cause| self.blind(cause))?;
         let free = self.inner.slots().saturating_sub(taken);
-        Ok((free > 0).then(|| Quote {
+        Ok(Quote {
             provider: self.inner.settings.name.clone(),
             id: QuoteId(QUOTE.to_owned()),
             facts,
             price_per_hour: self.inner.settings.price_per_hour,
             supply: Supply::Many(free),
-        }))
+        })
     }
 }
 
@@ -319,14 +320,15 @@ impl Provider for LocalProvider {
     }
 
     async fn search(&self, _: &Requirement) -> Result<Vec<Quote>, Blind> {
-        Ok(self.offer().await?.into_iter().collect())
+        Ok(vec![self.offer().await?])
     }
 
     async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind> {
         if id.0 != QUOTE {
             return Ok(None);
         }
-        self.offer().await
+        let offer = self.offer().await?;
+        Ok((offer.supply != Supply::Many(0)).then_some(offer))
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {

@@ -335,10 +335,11 @@ async fn what_is_not_ours_makes_blind_and_leftovers_are_swept() {
 async fn slots_run_out() {
     let case = Case::new(POLITE);
     let (one, two) = (case.up(1).await, case.up(2).await);
-    assert_eq!(
-        case.provider.search(&Requirement::default()).await,
-        Ok(vec![])
-    );
+    let quotes = case.provider.search(&Requirement::default()).await;
+    let quotes = quotes.expect("it can see");
+    let left: Vec<Supply> = quotes.iter().map(|quote| quote.supply).collect();
+    assert_eq!(left, [Supply::Many(0)], "one that is given back is free");
+    assert_eq!(case.provider.quote(&quotes[0].id).await, Ok(None));
     let third = case.create(3).await;
     assert!(matches!(third, Outcome::Refused(cause) if cause.class == FailureClass::Capacity));
     case.provider.release(&one.id).await.expect("ended");
