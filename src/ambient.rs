@@ -174,6 +174,36 @@ pub fn variables(prefix: &str) -> std::collections::BTreeMap<String, String> {
         .collect()
 }
 
+/// The variable that names the point at which a test has this process killed.
+#[cfg(debug_assertions)]
+const DIE_AT: &str = "STAGELINE_TEST_DIE_AT";
+
+/// A seam for tests, and nothing in a release build: the process dies at the n-th of these points, as by `kill -9`,
+/// when `STAGELINE_TEST_DIE_AT` is n. They stand before and after each durable write and each call to a provider, and
+/// between the effects of one call, so that a test can go through all of them one by one.
+#[inline]
+pub fn crash_point(what: &str) {
+    #[cfg(debug_assertions)]
+    {
+        use std::io::Write as _;
+        use std::sync::LazyLock;
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static LEFT: LazyLock<Option<AtomicU32>> =
+            LazyLock::new(|| Some(AtomicU32::new(variable(DIE_AT)?.parse().ok()?)));
+        let Some(left) = LEFT.as_ref() else { return };
+        if left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Nobody misses the line when nobody reads it.
+            let _ = writeln!(std::io::stderr(), "{DIE_AT}: dies at {what}");
+            let _ = rustix::process::kill_process(
+                rustix::process::getpid(),
+                rustix::process::Signal::KILL,
+            );
+        }
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = what;
+}
+
 /// For people: user@host.
 pub fn who() -> String {
     let user = variable("USER").or_else(|| variable("LOGNAME"));

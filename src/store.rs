@@ -40,6 +40,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use stageline_core::id::{JournalNumber, Name, PlanId};
 
+use crate::ambient::crash_point;
 pub use error::{AppendError, BeginError, Rival, StoreError};
 pub use identity::{Identity, IdentityError};
 pub use journal::{Begin, First, Journal, Writer};
@@ -253,10 +254,13 @@ impl Store {
     /// Puts an object; false when one by that name was there and the mode is to create.
     async fn put(&self, path: &Path, bytes: Bytes, mode: PutMode) -> Result<bool, StoreError> {
         self.must_write()?;
+        crash_point("an object beside the journal, not yet written");
         let put =
             self.objects
                 .put_opts(path, PutPayload::from_bytes(bytes), PutOptions::from(mode));
-        match put.await {
+        let put = put.await;
+        crash_point("an object beside the journal, just written");
+        match put {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
             Err(error) => Err(self.error(&format!("writing {path}"), &error)),

@@ -28,11 +28,14 @@ use self::folder::{Record, Root, cause};
 use self::process::{Processes, boot_id};
 use crate::agent::facts::{self, Gpus};
 use crate::agent::folder::{Folder, FolderError};
-use crate::ambient::SharedClock;
+use crate::ambient::{SharedClock, crash_point};
 use crate::provider::{Blind, CreateRequest, Machine, MachineStatus, Provider, Released, Traits};
 
 /// There is one kind of machine: this computer.
 const QUOTE: &str = "local";
+
+/// How long a create may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a local provider needs to know.
 #[derive(Clone)]
@@ -66,7 +69,7 @@ struct Inner {
     clock: SharedClock,
     gpus: tokio::sync::OnceCell<Gpus>,
     /// Between counting the machines and claiming a folder.
-    claims: tokio::sync::Mutex<()>,
+    claims: std::sync::Mutex<()>,
 }
 
 impl LocalProvider {
@@ -75,10 +78,11 @@ impl LocalProvider {
         let traits = Traits {
             finds_by_key: true,
             visibility_delay: Duration::ZERO,
-            // The folder is claimed first of all, by the caller's own process.
-            late_commit_window: Duration::from_secs(1),
-            // A disk that is slow to sync, and not much else.
-            request_timeout: Duration::from_secs(10),
+            // A create is the work of the caller's own process: it claims its folder within the request time-out or
+            // not at all, and nothing acts for it when that process is gone.
+            late_commit_window: Duration::ZERO,
+            // A disk that is slow to sync, and not much else: creates wait for each other only while they claim.
+            request_timeout: REQUEST_TIMEOUT,
             acquire_timeout: Duration::from_secs(60),
             bills_while_stopped: false,
             self_destroy: false,
@@ -93,7 +97,7 @@ impl LocalProvider {
             root: Root::new(root),
             clock,
             gpus: tokio::sync::OnceCell::new(),
-            claims: tokio::sync::Mutex::new(()),
+            claims: std::sync::Mutex::new(()),
         };
         Self {
             inner: Arc::new(inner),
@@ -324,6 +328,7 @@ impl Provider for LocalProvider {
     }
 
     async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind> {
+        crash_point("a quote, not yet read again");
         if id.0 != QUOTE {
             return Ok(None);
         }
@@ -333,9 +338,13 @@ impl Provider for LocalProvider {
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
         let facts = self.facts().await;
-        let _claims = self.inner.claims.lock().await;
-        self.blocking(move |inner| inner.create(&request, &facts))
-            .await
+        crash_point("a create, not yet sent");
+        let sent = self.inner.clock.boottime();
+        let created = self
+            .blocking(move |inner| inner.create(&request, &facts, sent))
+            .await;
+        crash_point("a create, just answered");
+        created
     }
 
     async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
@@ -358,10 +367,13 @@ impl Provider for LocalProvider {
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
-        match key_of(id) {
+        crash_point("a release, not yet sent");
+        let released = match key_of(id) {
             Some(key) => self.end(key).await,
             None => Ok(Released::Unknown),
-        }
+        };
+        crash_point("a release, just answered");
+        released
     }
 
     async fn logs(&self, id: &MachineId, max: usize) -> Result<Vec<u8>, Cause> {

@@ -14,7 +14,7 @@ use stageline_core::id::{JournalNumber, Nonce, WriterId};
 use stageline_core::journal::{Entry, Record};
 
 use super::{AppendError, ENTRY_MAX, JOURNAL, Rival, SNAPSHOT, Store, StoreError, numbered};
-use crate::ambient::SharedClock;
+use crate::ambient::{SharedClock, crash_point};
 
 /// How often the same bytes are offered under the same number: about 1.5 s with the pauses in between.
 const TRIES_MAX: u32 = 6;
@@ -53,7 +53,10 @@ impl Store {
         for last in (0..TRIES_MAX).rev() {
             let payload = PutPayload::from_bytes(offered.bytes.clone());
             let options = PutOptions::from(PutMode::Create);
-            let Err(error) = self.objects.put_opts(&path, payload, options).await else {
+            crash_point("a journal entry, not yet written");
+            let put = self.objects.put_opts(&path, payload, options).await;
+            crash_point("a journal entry, just written");
+            let Err(error) = put else {
                 return self.not_cleaned_away(offered.n, clock).await;
             };
             match self.standing(offered, &path, clock).await.map_err(doubt)? {

@@ -14,6 +14,7 @@ use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::process::ProcessId;
 use crate::agent::folder::{self, FolderError};
+use crate::ambient::crash_point;
 
 /// Folders that are on their way out begin with this.
 const TRASH: &str = ".trash-";
@@ -185,6 +186,7 @@ impl Root {
                 folder::sync_parent(&path)?;
             }
         }
+        crash_point("a release, its folder renamed");
         match std::fs::remove_dir_all(&trash) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove", &trash)(error)),
             Ok(()) | Err(_) => Ok(()),

@@ -6,6 +6,7 @@
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
 use stageline_core::id::EndpointKey;
@@ -14,8 +15,9 @@ use stageline_core::resource::{Cause, FailureClass, Outcome};
 
 use super::folder::{RECORD_FORMAT, Record, cause};
 use super::process::{ProcessId, boot_id, identify};
-use super::{Inner, QUOTE};
+use super::{Inner, QUOTE, REQUEST_TIMEOUT};
 use crate::agent::folder::{self, Config, Folder, FolderError, MACHINE_DIR};
+use crate::ambient::crash_point;
 use crate::provider::{CreateRequest, Machine};
 
 /// What an agent's program prints, beside its log.
@@ -23,17 +25,23 @@ pub(super) const OUTPUT: &str = "agent.out";
 
 impl Inner {
     /// One create.
-    pub(super) fn create(&self, request: &CreateRequest, facts: &Facts) -> Outcome<Machine> {
+    pub(super) fn create(
+        &self,
+        request: &CreateRequest,
+        facts: &Facts,
+        sent: Duration,
+    ) -> Outcome<Machine> {
         if request.quote.id.0 != QUOTE {
             let message = format!("this computer has no offer `{}`", request.quote.id);
             return Outcome::Refused(Cause::new(FailureClass::OfferGone, message));
         }
-        match self.claim(request) {
+        match self.claim(request, sent) {
             Err(cause) => return Outcome::Refused(cause),
             // Ours already: the same key is the same machine.
             Ok(false) => return self.answer(request, facts),
             Ok(true) => {}
         }
+        crash_point("a create, its folder just claimed");
         match self.furnish(request) {
             Ok(()) => self.answer(request, facts),
             Err(refusal) => match self.root.remove(&request.request_key) {
@@ -46,14 +54,22 @@ impl Inner {
         }
     }
 
-    fn claim(&self, request: &CreateRequest) -> Result<bool, Cause> {
+    /// Makes the folder, while nobody else counts; false when it is there already. A create that comes too late must
+    /// not act any more: somebody may have waited for it and decided that it never will.
+    fn claim(&self, request: &CreateRequest, sent: Duration) -> Result<bool, Cause> {
         self.root.prepare().map_err(|error| cause(&error))?;
+        let _claims = self.claims.lock().expect("no holder panics");
         let keys = self.keys(&self.look()?)?;
         let taken = u32::try_from(keys.len()).unwrap_or(u32::MAX);
         if taken >= self.slots() && !keys.contains(&request.request_key) {
             let message = format!("all {} machines of this computer are taken", self.slots());
             let cause = Cause::new(FailureClass::Capacity, message);
             return Err(cause.hint("raise `slots` of the provider, or destroy what is not needed"));
+        }
+        if self.clock.boottime().saturating_sub(sent) > REQUEST_TIMEOUT {
+            let message = "this computer took too long to begin with the machine";
+            return Err(Cause::new(FailureClass::Unknown, message)
+                .hint("nothing was made; run apply again when it has less to do"));
         }
         self.root
             .claim(&request.request_key)
@@ -76,7 +92,9 @@ impl Inner {
             .write(&record)
             .and_then(|()| write_boot(&path, request));
         written.map_err(|error| cause(&error))?;
+        crash_point("a create, its agent not yet started");
         let process = self.start(&path)?;
+        crash_point("a create, its agent just started");
         record.agent = Some(process);
         self.root.write(&record).map_err(|error| {
             self.kill_all(&request.request_key);

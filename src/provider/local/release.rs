@@ -12,6 +12,7 @@ use stageline_core::resource::{Cause, FailureClass};
 use super::folder::cause;
 use super::process::{ProcessId, boot_id, signal};
 use super::{Inner, LocalProvider, is_folder};
+use crate::ambient::crash_point;
 use crate::provider::Released;
 
 /// How often the processes are looked at while they end.
@@ -32,6 +33,7 @@ impl LocalProvider {
         }
         let grace = self.inner.settings.stop_grace;
         let left = self.press(&key, first, Signal::TERM, grace).await?;
+        crash_point("a release, its processes asked to end");
         let left = self.press(&key, left, Signal::KILL, KILL_MAX).await?;
         if !left.is_empty() {
             let pids: Vec<String> = left.iter().map(|id| id.pid.to_string()).collect();
@@ -39,6 +41,7 @@ impl LocalProvider {
             let cause = Cause::new(FailureClass::Unknown, message);
             return Err(cause.hint("end them yourself, as their owner, then try again"));
         }
+        crash_point("a release, its processes gone");
         let removed = self.blocking(move |inner| inner.root.remove(&key)).await;
         removed
             .map(|()| Released::Accepted)
