@@ -298,7 +298,11 @@ fn write_and_rename(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), F
 /// # Errors
 /// [`FolderError::Io`] when the folder cannot be synced.
 pub fn sync_parent(path: &Path) -> Result<(), FolderError> {
-    let parent = path.parent().unwrap_or(Path::new("."));
+    // A name alone is in the working folder, and its parent is empty.
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
     File::open(parent)
         .and_then(|dir| dir.sync_all())
         .map_err(io("sync", parent))

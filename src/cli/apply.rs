@@ -77,7 +77,6 @@ impl Apply {
                     digest: None,
                     place: &place,
                     folder: std::path::Path::new("."),
-                    narrowed: !plan.notes.is_empty(),
                     parallelism: self.pace.parallelism,
                     command: "destroy",
                 };
@@ -108,7 +107,6 @@ impl Apply {
             digest: Some(project.digest),
             place: &project.place,
             folder: &project.folder,
-            narrowed: self.narrow.is_some(),
             parallelism: self.pace.parallelism,
             command: "apply",
         }

@@ -190,10 +190,14 @@ fn failed(pipeline: &Name, error: &InferError) -> Failure {
         InferCode::StageDown => {
             failure.hint("`stageline status` shows which stage is down, `stageline apply` mends it")
         }
-        InferCode::ContextOverflow
-        | InferCode::BadRequest
+        InferCode::ContextOverflow => failure.hint(format!(
+            "shorten the prompt, ask for fewer tokens, or raise `context` of [pipeline.{pipeline}] if the model has more"
+        )),
+        InferCode::Busy => failure.hint(format!(
+            "try again, or raise `max_in_flight` of [pipeline.{pipeline}]"
+        )),
+        InferCode::BadRequest
         | InferCode::Forbidden
-        | InferCode::Busy
         | InferCode::DeadlineExceeded
         | InferCode::Cancelled
         | InferCode::Draining

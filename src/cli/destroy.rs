@@ -28,15 +28,9 @@ impl Destroy {
             plan::show(&drafted.plan, console)?;
             if drafted.plan.is_empty() {
                 let providers = session::providers(None, &place.folder(), &clock)?;
-                return run::nothing_left(
-                    &place,
-                    self.narrow.is_some(),
-                    &drafted.loaded.state,
-                    &providers,
-                    &clock,
-                    console,
-                )
-                .await;
+                let state = &drafted.loaded.state;
+                return run::proven(&place, &drafted.plan, state, &providers, &clock, console)
+                    .await;
             }
             if !self.pace.auto_approve && !console.confirm("End all of this?")? {
                 console.say("nothing was changed");
@@ -48,7 +42,6 @@ impl Destroy {
                 digest: None,
                 place: &place,
                 folder: Path::new("."),
-                narrowed: self.narrow.is_some(),
                 parallelism: self.pace.parallelism,
                 command: "destroy",
             };

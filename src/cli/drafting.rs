@@ -1,12 +1,11 @@
 //! From a topology and a state to a drafted plan: what `plan` and `apply` have in common.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Name};
 use stageline_core::plan::{self, Desired, Draft, Market, Mode, Plan};
-use stageline_core::state::{Observed, State};
+use stageline_core::state::Observed;
 use stageline_core::topology::{Limits, ProviderKind, Topology};
 
 use super::project::{Place, Project};
@@ -15,7 +14,7 @@ use crate::ambient::SharedClock;
 use crate::apply::Providers;
 use crate::machine::Machines;
 use crate::observe;
-use crate::store::{Loaded, Store};
+use crate::store::{Loaded, Mode as Access, Store};
 
 /// What narrows a plan.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -41,11 +40,6 @@ impl Narrow {
             target: vec![address],
             ..Self::default()
         }
-    }
-
-    /// Only a part was asked for.
-    pub fn is_some(&self) -> bool {
-        !self.target.is_empty() || !self.exclude.is_empty()
     }
 }
 
@@ -105,7 +99,7 @@ pub(crate) async fn apply(
         options: &options,
     };
     let mut plan = plan::draft(&draft).map_err(fail)?;
-    plan.notes.extend(elsewhere(&project.place));
+    plan.notes.extend(elsewhere(&project.place).await);
     plan.id = plan.digest();
     Ok(Drafted { plan, loaded })
 }
@@ -176,33 +170,38 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
 }
 
 /// A topology that was renamed leaves its machines under the old name: they are named, with what to type.
-fn elsewhere(place: &Place) -> Vec<String> {
-    let others = super::project::recorded(&place.url);
-    others
-        .into_iter()
-        .filter(|name| *name != place.name)
-        .filter_map(|name| {
-            let leases = leases_of(&place.url.folder(&name, None))?;
-            (!leases.is_empty()).then(|| {
-                format!(
-                    "the state of `{name}` beside this one still has {}; if `{}` was renamed from it, end them with \
-                     `stageline destroy --name {name}`",
-                    leases.join(", "),
-                    place.name
-                )
-            })
-        })
-        .collect()
-}
-
-/// The leases in the readable copy of another state: a look aside, not the truth.
-fn leases_of(folder: &Path) -> Option<Vec<String>> {
-    let bytes = std::fs::read(folder.join("state.json")).ok()?;
-    let readable: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
-    let state = readable.get("state").unwrap_or(&readable);
-    let state: State = serde_json::from_value(state.clone()).ok()?;
-    let leases = state
-        .existing()
-        .filter(|(address, _)| address.kind() == "lease");
-    Some(leases.map(|(address, _)| address.to_string()).collect())
+async fn elsewhere(place: &Place) -> Vec<String> {
+    let mut notes = Vec::new();
+    for name in super::project::recorded(&place.url) {
+        if name == place.name {
+            continue;
+        }
+        let other = Place {
+            name: name.clone(),
+            workspace: None,
+            ..place.clone()
+        };
+        // A look aside: what is wrong with another state is not this one's business.
+        let Ok(store) = other.open(Access::Read).await else {
+            continue;
+        };
+        let Ok(loaded) = store.read().await else {
+            continue;
+        };
+        let leases: Vec<String> = loaded
+            .state
+            .existing()
+            .filter(|(address, _)| address.kind() == "lease")
+            .map(|(address, _)| address.to_string())
+            .collect();
+        if !leases.is_empty() {
+            notes.push(format!(
+                "the state of `{name}` beside this one still has {}; if `{}` was renamed from it, end them with \
+                 `stageline destroy --name {name}`",
+                leases.join(", "),
+                place.name
+            ));
+        }
+    }
+    notes
 }

@@ -120,7 +120,21 @@ impl From<AppendError> for Failure {
     fn from(error: AppendError) -> Self {
         let exit = match &error {
             AppendError::Fenced { .. } => Exit::Locked,
-            AppendError::InDoubt { .. } => Exit::Doubt,
+            // What refuses every write refused this one too: the run goes on when that is mended.
+            AppendError::InDoubt { cause, .. } => match &**cause {
+                StoreError::Full { .. }
+                | StoreError::ReadOnly { .. }
+                | StoreError::Denied { .. } => Exit::Stopped,
+                StoreError::Scheme { .. }
+                | StoreError::Url { .. }
+                | StoreError::NotAFolder { .. }
+                | StoreError::Unfit { .. }
+                | StoreError::Corrupt { .. }
+                | StoreError::Newer { .. }
+                | StoreError::Restless { .. }
+                | StoreError::OpenedToRead { .. }
+                | StoreError::Failed { .. } => Exit::Doubt,
+            },
             AppendError::Impossible(_) | AppendError::Closed => Exit::Bug,
         };
         Self::new(exit, error.to_string()).hint(error.hint())

@@ -35,12 +35,12 @@ impl Init {
             .create_new(true)
             .open(path)
             .map_err(|error| {
-                if error.kind() == std::io::ErrorKind::AlreadyExists {
-                    Failure::user(format!("{shown} is there already, and was left as it is"))
-                        .hint("name another file with -f FILE")
+                let message = if error.kind() == std::io::ErrorKind::AlreadyExists {
+                    format!("{shown} is there already, and was left as it is")
                 } else {
-                    Failure::user(format!("cannot write {shown}: {error}"))
-                }
+                    format!("cannot write {shown}: {error}")
+                };
+                Failure::user(message).hint("name another file with -f FILE")
             })?;
         file.write_all(text.as_bytes())?;
         console.say(&format!(

@@ -1,16 +1,19 @@
 //! What only the holder of the identity can derive, and secrets that are read when they are needed.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use secrecy::{SecretBox, SecretString};
 use stageline_core::id::{Address, Attempt, EndpointKey, Generation, LeaseId, Lineage};
-use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::plan::{Plan, Verdict};
+use stageline_core::resource::{Cause, FailureClass, Spec, ViaSpec};
 use stageline_core::topology::SecretRef;
 
+use super::Failure;
 use crate::ambient;
 use crate::apply::{Keys, Secrets};
 use crate::pipeline::keys::{self, Secret};
@@ -106,6 +109,56 @@ impl References {
             .read_to_string(&mut text)
             .map_err(failed)?;
         Ok(text)
+    }
+}
+
+/// Whether every secret that this plan needs can be read: better known before a machine is rented. Programs are run when
+/// their secret is needed and not before: they may ask somebody.
+///
+/// # Errors
+/// [`Failure`] that names each secret that is missing, and who needs it.
+pub(crate) fn at_hand(plan: &Plan, folder: &Path) -> Result<(), Failure> {
+    let references = References {
+        folder: folder.to_owned(),
+    };
+    let mut missing: BTreeMap<String, (Option<String>, Vec<String>)> = BTreeMap::new();
+    for change in &plan.changes {
+        let made = match change.verdict {
+            Verdict::Create | Verdict::Update | Verdict::Replace => change.spec.as_ref(),
+            Verdict::Delete | Verdict::Keep => None,
+        };
+        for secret in made.into_iter().flat_map(secrets) {
+            let by_program = matches!(secret, SecretRef::Command(_));
+            if let (false, Err(cause)) = (by_program, references.read(secret)) {
+                let (_, needed) = missing
+                    .entry(cause.message)
+                    .or_insert((cause.hint, Vec::new()));
+                needed.push(change.address.to_string());
+            }
+        }
+    }
+    let Some((_, (hint, _))) = missing.first_key_value() else {
+        return Ok(());
+    };
+    let hint = hint
+        .clone()
+        .unwrap_or_else(|| "nothing was begun; bring the secret and run this again".to_owned());
+    let lines: Vec<String> = missing
+        .iter()
+        .map(|(message, (_, needed))| format!("{}: {message}", needed.join(", ")))
+        .collect();
+    Err(Failure::user(lines.join("; ")).hint(hint))
+}
+
+/// The secrets that making a resource needs.
+fn secrets(spec: &Spec) -> Vec<&SecretRef> {
+    match spec {
+        Spec::Stage(stage) => stage.secrets.values().collect(),
+        Spec::Exposure(exposure) => {
+            let ViaSpec::Loopback { api_key, .. } = &exposure.via;
+            api_key.iter().collect()
+        }
+        Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) => Vec::new(),
     }
 }
 

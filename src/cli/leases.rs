@@ -150,7 +150,6 @@ impl Release {
                 digest: None,
                 place: &place,
                 folder: Path::new("."),
-                narrowed: true,
                 parallelism: self.pace.parallelism,
                 command: "release",
             };

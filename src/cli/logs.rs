@@ -87,9 +87,15 @@ impl Logs {
                 }
             }
             Address::Bundle(_) | Address::Pipeline(_) | Address::Exposure(_) => {
+                let kind = self.address.kind();
+                let article = if kind.starts_with(['a', 'e', 'i', 'o', 'u']) {
+                    "an"
+                } else {
+                    "a"
+                };
                 return Err(Failure::user(format!(
-                    "a {} has no output of its own",
-                    self.address.kind()
+                    "{}: {article} {kind} has no output of its own",
+                    self.address
                 ))
                 .hint("ask for a lease's or a stage's, such as `stageline logs stage.NAME[0]`"));
             }

@@ -94,15 +94,20 @@ fn save(plan: &PlanValue, path: &std::path::Path) -> Result<(), Failure> {
     }
     let mut bytes = serde_json::to_vec_pretty(plan).expect("a plan is plain data");
     bytes.push(b'\n');
-    crate::agent::folder::write_whole(path, &bytes)
-        .map_err(|error| Failure::user(error.to_string()))
+    crate::agent::folder::write_whole(path, &bytes).map_err(|error| {
+        Failure::user(format!("the plan was not saved: {error}"))
+            .hint("nothing was changed; name another file with --out")
+    })
 }
 
 /// Reads a plan file.
 pub(crate) fn load(path: &std::path::Path) -> Result<PlanValue, Failure> {
     let shown = path.display();
-    let bytes = std::fs::read(path)
-        .map_err(|error| Failure::user(format!("cannot read the plan {shown}: {error}")))?;
+    let bytes = std::fs::read(path).map_err(|error| {
+        Failure::user(format!("cannot read the plan {shown}: {error}")).hint(
+            "save one with `stageline plan --out FILE`; without PLAN, `apply` drafts a new one",
+        )
+    })?;
     #[derive(serde::Deserialize)]
     struct Head {
         format: u32,
@@ -114,8 +119,10 @@ pub(crate) fn load(path: &std::path::Path) -> Result<PlanValue, Failure> {
     if head.format > stageline_core::plan::FORMAT {
         return Err(stageline_core::plan::Refusal::Newer { found: head.format }.into());
     }
-    let plan: PlanValue = serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::user(format!("{shown} is no plan: {error}")))?;
+    let plan: PlanValue = serde_json::from_slice(&bytes).map_err(|error| {
+        Failure::user(format!("{shown} is no plan: {error}"))
+            .hint("make one with `stageline plan --out FILE`")
+    })?;
     if plan.digest() != plan.id {
         return Err(Failure::new(
             Exit::Guard,

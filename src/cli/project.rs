@@ -57,6 +57,17 @@ impl Project {
         let shown: Vec<SourceFile> = files.iter().chain(&vars.files).cloned().collect();
         let (topology, warnings) = topology::read(&files, &vars)
             .map_err(|errors| Failure::diagnostics(errors, shown.clone()))?;
+        if let Some(name) = global
+            .name
+            .as_ref()
+            .filter(|name| **name != *topology.name.as_str())
+        {
+            return Err(Failure::user(format!(
+                "--name says `{name}`, and the topology is `{}`",
+                topology.name
+            ))
+            .hint("leave --name away: it is for commands on a state without its topology"));
+        }
         let folder = folder(global);
         let place = Place {
             url: state_url(global, &folder)?,
@@ -145,8 +156,10 @@ fn sources(global: &Global) -> Result<Vec<SourceFile>, Failure> {
 }
 
 fn source(path: &Path) -> Result<SourceFile, Failure> {
-    let bytes = std::fs::read(path)
-        .map_err(|error| Failure::user(format!("cannot read {}: {error}", path.display())))?;
+    let bytes = std::fs::read(path).map_err(|error| {
+        Failure::user(format!("cannot read {}: {error}", path.display()))
+            .hint("give the path of a TOML file that is there and that you may read")
+    })?;
     SourceFile::from_bytes(path.display().to_string(), bytes)
         .map_err(|fault| Failure::diagnostics(vec![*fault], Vec::new()))
 }

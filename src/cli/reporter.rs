@@ -136,14 +136,14 @@ impl Shared {
             return;
         }
         let now = self.clock.boottime();
-        let passed = millis(now.saturating_sub(self.start));
+        let passed = rounded(millis(now.saturating_sub(self.start)));
         let money = if board.per_hour == MicroDollars::ZERO {
             String::new()
         } else {
             format!(", {} per hour now", board.per_hour)
         };
         let line = format!(
-            "{passed}: {}/{} steps, {} running{money}; oldest: {}",
+            "after {passed}: {}/{} steps, {} running{money}; oldest: {}",
             board.done,
             board.steps,
             board.running.len(),
@@ -163,7 +163,8 @@ impl Shared {
             Event::StepRefused { address, verb, cause, goes_on, .. } => {
                 let label = paint("1;31", "failed");
                 let next = if *goes_on { " (the next offer follows)" } else { "" };
-                let hint = cause.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
+                let hint = cause.hint.clone().or_else(|| where_to_look(address));
+                let hint = hint.map(|hint| format!("\nhint: {hint}"));
                 Some(format!(
                     "{address}: {} {label}: {}{next}{}",
                     verb.doing(),
@@ -317,6 +318,20 @@ impl Board {
             format!(": {last}")
         };
         format!("{address} {} for {waited}{detail}", verb.doing())
+    }
+}
+
+/// A failed check is the fault of some stage, and its own words tell more.
+fn where_to_look(address: &Address) -> Option<String> {
+    match address {
+        Address::Pipeline(name) => Some(format!(
+            "`stageline status` shows the stage that is at fault, `stageline logs stage.{name}[0]` what a worker said"
+        )),
+        Address::Lease(_)
+        | Address::Delivery(_)
+        | Address::Bundle(_)
+        | Address::Stage(_)
+        | Address::Exposure(_) => None,
     }
 }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Lineage, WriterId};
-use stageline_core::plan::{Mode, Plan, Start, may_apply};
+use stageline_core::plan::{Mode, Plan, Start, Verdict, may_apply};
 use stageline_core::state::State;
 use stageline_core::topology::Topology;
 use stageline_core::unit::{MicroDollars, Millis};
 
 use super::console::Console;
 use super::exit::of_cause;
-use super::keys::{IdentityKeys, References};
+use super::keys::{self, IdentityKeys, References};
 use super::project::Place;
 use super::reporter::Reporter;
 use super::{Exit, Failure, session, signals};
@@ -21,7 +21,7 @@ use crate::machine::Machines;
 use crate::machine::client::AgentClient;
 use crate::observe;
 use crate::store::{
-    Acquired, Begin, First, HEARTBEAT, Holder, Identity, Journal, Lock, Store, Writer,
+    Acquired, AppendError, Begin, First, HEARTBEAT, Holder, Identity, Journal, Lock, Store, Writer,
 };
 
 /// How long running calls may go on after the first Ctrl-C.
@@ -36,8 +36,6 @@ pub(crate) struct Job<'a> {
     pub place: &'a Place,
     /// Relative paths of secrets start here.
     pub folder: &'a std::path::Path,
-    /// Only a part was asked for, so that something may be left.
-    pub narrowed: bool,
     pub parallelism: usize,
     pub command: &'a str,
 }
@@ -79,6 +77,7 @@ async fn locked(
 ) -> Result<Exit, Failure> {
     let loaded = store.read().await?;
     let start = may_apply(job.plan, &loaded.state, job.digest, clock.now())?;
+    keys::at_hand(job.plan, job.folder)?;
     let (keys, first) = identity(job, store, &loaded.state)?;
     let hands = match &keys {
         Some(keys) => Some(session::hands(keys, job.topology, job.place, job.folder)?),
@@ -194,6 +193,9 @@ async fn conclude(
     console: &Console,
 ) -> Result<Exit, Failure> {
     if let Some(error) = &summary.journal {
+        if let AppendError::InDoubt { .. } = error {
+            up(job, state, console);
+        }
         return Err(error.clone().into());
     }
     if summary.interrupted {
@@ -203,7 +205,7 @@ async fn conclude(
         return Ok(Exit::Interrupted);
     }
     if summary.finished() && job.plan.mode == Mode::Destroy {
-        return proven(job.place, job.narrowed, state, providers, clock, console).await;
+        return proven(job.place, job.plan, state, providers, clock, console).await;
     }
     if summary.finished() {
         reachable(state, console)?;
@@ -223,11 +225,11 @@ async fn conclude(
     Ok(if doubt { Exit::Doubt } else { worst })
 }
 
-/// An independent listing after everything was ended. What carries our mark and no record is ended too: it is an extra
-/// that came late.
-async fn proven(
+/// An independent listing after a plan ended all that it was to end, also when that was nothing. What carries our mark
+/// and no record is ended too: it is an extra that came late.
+pub(crate) async fn proven(
     place: &Place,
-    narrowed: bool,
+    plan: &Plan,
     state: &State,
     providers: &Providers,
     clock: &SharedClock,
@@ -274,28 +276,43 @@ async fn proven(
         ));
         return Ok(Exit::Done);
     }
+    left.retain(|survivor| !recorded(&survivor.machine.id));
     for survivor in &left {
         console.line(&format!(
-            "left at a provider of kind `{}`: machine {}, {} per hour",
+            "left at a provider of kind `{}`: machine {}, {} per hour; `stageline destroy` tries again to end it",
             survivor.kind, survivor.machine.id, survivor.machine.price_per_hour
         ));
     }
-    for (address, _) in state.existing() {
-        console.line(&format!("still recorded: {address}"));
-    }
-    Ok(if narrowed { Exit::Done } else { Exit::Doubt })
+    let recorded = what_stays(place, plan, state, console);
+    Ok(if recorded || !left.is_empty() {
+        Exit::Doubt
+    } else {
+        Exit::Done
+    })
 }
 
-/// A destroy that finds nothing recorded still lets the providers prove it.
-pub(crate) async fn nothing_left(
-    place: &Place,
-    narrowed: bool,
-    state: &State,
-    providers: &Providers,
-    clock: &SharedClock,
-    console: &Console,
-) -> Result<Exit, Failure> {
-    proven(place, narrowed, state, providers, clock, console).await
+/// Says what is still recorded. True when something of it was to be ended.
+fn what_stays(place: &Place, plan: &Plan, state: &State, console: &Console) -> bool {
+    let to_end = |address: &Address| {
+        let changes = plan.changes.iter();
+        let mut deleted = changes.filter(|change| change.verdict == Verdict::Delete);
+        deleted.any(|change| change.address == *address)
+    };
+    let existing = state.existing().map(|(address, _)| address);
+    let (late, rest): (Vec<&Address>, Vec<&Address>) = existing.partition(|one| to_end(one));
+    for address in &late {
+        console.line(&format!("{address} was to be ended and is still recorded"));
+    }
+    if !rest.is_empty() {
+        let verb = if rest.len() == 1 { "stays" } else { "stay" };
+        let names: Vec<String> = rest.iter().map(ToString::to_string).collect();
+        console.say(&format!(
+            "{}: {} {verb}, as asked for; `stageline destroy` ends the rest",
+            place.name,
+            names.join(", ")
+        ));
+    }
+    !late.is_empty()
 }
 
 /// What a client is pointed at.

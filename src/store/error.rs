@@ -266,7 +266,7 @@ impl AppendError {
                     .to_owned()
             }
             Self::InDoubt { cause, .. } => {
-                format!("{}; then run the same command again: it reads what is there and goes on", cause.hint())
+                format!("{} (the next run reads what is there and goes on)", cause.hint())
             }
             Self::Impossible(_) | Self::Closed => "this is a bug in stageline".to_owned(),
         }
