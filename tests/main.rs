@@ -2,5 +2,6 @@
 
 mod agent;
 mod apply;
+mod cli;
 mod gateway;
 mod tidy;

@@ -1,0 +1,12 @@
+//! The real binary as a user drives it, with real processes: output, exit codes, and what is left on disk and in the
+//! process table. Nothing of these tests is shared: each has a folder of its own, an empty environment and free ports.
+
+mod basics;
+mod crash;
+mod drift;
+mod faults;
+mod native;
+mod plans;
+mod secrets;
+mod signals;
+mod world;

@@ -1,0 +1,111 @@
+//! The ordinary life of a topology: each command does what its help says, twice is once, and nothing is left.
+
+use super::world::{Ran, World};
+
+fn url(applied: &Ran) -> &str {
+    let line = applied
+        .out
+        .lines()
+        .find(|line| line.starts_with("exposure.api: "));
+    line.unwrap_or_else(|| panic!("{applied}"))
+        .trim_start_matches("exposure.api: ")
+}
+
+#[test]
+fn a_whole_life() {
+    let world = World::empty();
+    world.run("init").exits(0).says("wrote topology.toml");
+    world.edit("127.0.0.1:8080", "127.0.0.1:0");
+    world.run("validate").exits(0).says("my-topology: valid");
+    world
+        .run("plan --detailed-exitcode")
+        .exits(2)
+        .says("Plan: 8 to create.");
+    assert!(!world.join("state").exists(), "a plan writes nothing");
+
+    let applied = world.apply();
+    applied
+        .says("lease.node[1]: ready")
+        .says("pipeline.chat: answers");
+    assert!(url(&applied).starts_with("http://127.0.0.1:"), "{applied}");
+    world.agrees();
+    world
+        .run("apply --auto-approve")
+        .exits(0)
+        .says("Nothing to do");
+    world
+        .run("plan --detailed-exitcode")
+        .exits(0)
+        .says("Nothing to do");
+
+    let status = world.run("status");
+    status
+        .exits(0)
+        .says("stage.chat[1]  ok")
+        .says_not("BROKEN")
+        .says_not("unknown");
+    let answer = world.run_args(["ask", "Hello there"]);
+    assert!(answer.exits(0).out.trim().len() > 3, "{answer}");
+    assert_eq!(
+        answer.out,
+        world.run_args(["ask", "Hello there"]).out,
+        "greedy is repeatable"
+    );
+    let leases = world.run("leases");
+    leases.exits(0).says("lease.node[0]").says("ready");
+    world.run("show").exits(0).says("pipeline.chat");
+    world.run("state list").exits(0).says("exposure.api");
+    world
+        .run("state show stage.chat[0]")
+        .exits(0)
+        .says("stage.chat[0]");
+    let state = world.run("state pull").exits(0).json();
+    assert!(state.to_string().contains("stage.chat[0]"), "{state}");
+    world
+        .run("logs lease.node[0]")
+        .exits(0)
+        .says("the agent listens");
+    world.run("logs stage.chat[0]").exits(0);
+    world
+        .run("graph")
+        .exits(0)
+        .says("digraph")
+        .says("\"pipeline.chat\" -> \"stage.chat[1]\";");
+    world
+        .run("graph --format mermaid")
+        .exits(0)
+        .says("graph LR");
+
+    world.destroy();
+    world.destroy().says("Nothing to do");
+    world.run("leases").exits(0).says("ended");
+    world.run("status").exits(0).says("nothing is deployed");
+    world.run("apply --auto-approve").exits(0);
+    world.destroy();
+}
+
+#[test]
+fn what_needs_no_topology() {
+    let world = World::empty();
+    world.run("version").exits(0).says("stageline 0.");
+    assert!(world.run("version --json").exits(0).json()["version"].is_string());
+    world.run("--help").exits(0).says("Usage: stageline");
+    world
+        .run("plan --help")
+        .exits(0)
+        .says("--detailed-exitcode");
+    world
+        .run("completions bash")
+        .exits(0)
+        .says("complete -F _stageline");
+    world.run("explain lease.count").exits(0).says("count");
+    let near = world.run("explain lease.cout");
+    near.exits(1)
+        .says("there is no key `lease.cout`")
+        .says("did you mean lease.NAME.count");
+    for of in ["topology", "plan", "state"] {
+        let schema = world.run(&format!("schema {of}")).exits(0).json();
+        assert!(schema["$schema"].is_string(), "{schema}");
+    }
+    assert!(world.files().is_empty(), "none of these writes");
+}

@@ -1,0 +1,164 @@
+//! A canary in every secret: it is in no file, no output and no process's arguments, plain, base64 or URL-encoded.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+
+use super::drift::{command_topology, example_worker};
+use super::world::{Ran, World};
+
+/// Secrets with signs that change when they are encoded.
+const KEY_BY_ENV: &str = "canary-env/7f3a?b+c d==";
+const KEY_BY_FILE: &str = "canary-file/91c2?e+f g==";
+const KEY_BY_COMMAND: &str = "canary-command/55aa?x+y z==";
+const WORKERS: &str = "canary-worker/0b1d?p+q r==";
+
+/// Every way in which a secret may show.
+fn forms(secret: &str) -> Vec<String> {
+    let url: String = secret
+        .bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                char::from(byte).to_string()
+            }
+            other => format!("%{other:02X}"),
+        })
+        .collect();
+    let mut forms = vec![
+        secret.to_owned(),
+        url.clone(),
+        url.to_lowercase(),
+        url.replace("%20", "+"),
+    ];
+    // Base64 of a text that contains it begins at one of three places: the middle of each is the same wherever it stands.
+    for lead in ["", "x", "xy"] {
+        for engine in [STANDARD, URL_SAFE] {
+            let whole = engine.encode(format!("{lead}{secret}"));
+            forms.push(whole[4..whole.len() - 8].to_owned());
+        }
+    }
+    forms
+}
+
+#[test]
+fn no_secret_is_written_anywhere() {
+    let script = format!(
+        "echo the token is $TOKEN >&2; printf %s \"$TOKEN\" | base64 >&2; echo \"$TOKEN\" | od -c >&2; exec python3 {}",
+        example_worker()
+    );
+    let exposures = "
+[exposure.by-file]
+pipelines = [\"chat\"]
+listen = \"127.0.0.1:0\"
+api_key = { file = \"key.txt\" }
+
+[exposure.by-command]
+pipelines = [\"chat\"]
+listen = \"127.0.0.1:0\"
+api_key = { command = [\"sh\", \"key.sh\"] }
+";
+    let topology = command_topology(&format!("[\"sh\", \"-c\", '''{script}''']"))
+        .replace(
+            "check =",
+            "secrets = { TOKEN = { env = \"WORKER_TOKEN\" } }\ncheck =",
+        )
+        .replace("listen =", "api_key = { env = \"API_KEY\" }\nlisten =");
+    let mut world = World::new(&format!("{topology}{exposures}"));
+    world.write("key.txt", KEY_BY_FILE);
+    world.write("key.sh", format!("echo '{KEY_BY_COMMAND}'"));
+    let mode = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(world.join("key.txt"), mode).expect("set");
+
+    let ran = world.run("plan --out p.json");
+    ran.exits(0);
+    let unset = world.run("apply p.json");
+    unset.exits(1).says("hint:");
+    unset.says("exposure.api: the environment variable API_KEY is not set");
+    unset.says("stage.chat[0], stage.chat[1]: the environment variable WORKER_TOKEN is not set");
+    assert!(
+        world.machines().is_empty(),
+        "found before a machine is rented"
+    );
+    world.set("API_KEY", KEY_BY_ENV);
+    world.set("WORKER_TOKEN", WORKERS);
+
+    let mut said: Vec<Ran> = vec![ran, unset];
+    for line in [
+        "apply -vv --json --auto-approve",
+        "plan -vv --json",
+        "apply --log-format json --auto-approve",
+        "status --json",
+        "show --json",
+        "state pull",
+        "logs stage.chat[0]",
+        "logs stage.chat[1]",
+        "logs lease.node[0]",
+        "graph",
+        "ask --json hello",
+    ] {
+        let ran = world.run(line);
+        ran.exits(0);
+        said.push(ran);
+    }
+    assert!(
+        said.iter().any(|ran| ran.out.contains("the token is")),
+        "the log of the worker was read"
+    );
+    let processes = arguments();
+    let files = world.files();
+    let is_theirs = |name: &str| ["key.txt", "key.sh", "topology.toml"].contains(&name);
+    for secret in [KEY_BY_ENV, KEY_BY_FILE, KEY_BY_COMMAND, WORKERS] {
+        for form in forms(secret) {
+            for ran in &said {
+                assert!(
+                    !ran.out.contains(&form) && !ran.err.contains(&form),
+                    "{form} in:\n{ran}"
+                );
+            }
+            for args in &processes {
+                assert!(!args.contains(&form), "{form} in the arguments {args}");
+            }
+            for (path, bytes) in &files {
+                let name = path
+                    .file_name()
+                    .and_then(|name| name.to_str())
+                    .unwrap_or_default();
+                let found = !is_theirs(name) && String::from_utf8_lossy(bytes).contains(&form);
+                assert!(!found, "{form} in {}", path.display());
+            }
+        }
+    }
+    world.destroy();
+}
+
+#[test]
+fn a_secret_that_others_can_read_is_refused() {
+    let world = World::new(
+        &super::world::STUB.replace("listen =", "api_key = { file = \"key.txt\" }\nlisten ="),
+    );
+    world.write("key.txt", KEY_BY_FILE);
+    std::fs::set_permissions(
+        world.join("key.txt"),
+        std::fs::Permissions::from_mode(0o644),
+    )
+    .expect("set");
+    let ran = world.run("apply --auto-approve");
+    ran.exits(1)
+        .says("exposure.api")
+        .says("key.txt can be read by others")
+        .says("chmod 600")
+        .says_not(KEY_BY_FILE);
+    world.agrees();
+    world.destroy();
+}
+
+/// The arguments of every process.
+fn arguments() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/proc").expect("readable").flatten();
+    let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    lines
+        .map(|line| String::from_utf8_lossy(&line).into_owned())
+        .collect()
+}
