@@ -192,18 +192,17 @@ async fn record_paths(connection: Connection) -> String {
     let peer = connection.remote_id();
     let mut events = connection.path_events();
     while let Some(event) = events.next().await {
-        match event {
-            PathEvent::Opened { remote_addr, .. } => {
-                tracing::info!(%peer, ?remote_addr, "path opened");
-            }
-            PathEvent::Selected { remote_addr, .. } => {
-                tracing::info!(%peer, ?remote_addr, "path selected");
-            }
-            PathEvent::Closed { remote_addr, .. } => {
-                tracing::info!(%peer, ?remote_addr, "path closed");
-            }
-            _ => {}
-        }
+        // Other events are not about one path, and the library may add some.
+        let (what, path) = if let PathEvent::Opened { remote_addr, .. } = &event {
+            ("path opened", remote_addr)
+        } else if let PathEvent::Selected { remote_addr, .. } = &event {
+            ("path selected", remote_addr)
+        } else if let PathEvent::Closed { remote_addr, .. } = &event {
+            ("path closed", remote_addr)
+        } else {
+            continue;
+        };
+        tracing::info!(%peer, ?path, "{what}");
     }
     std::future::pending().await
 }

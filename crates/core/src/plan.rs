@@ -1,7 +1,8 @@
 //! The plan: what a reviewer approves and the executor carries out without choosing.
 //!
-//! A plan is a value. It binds to the recorded state that it was drafted from ([`State::projection`]) and to the
-//! topology's digest, is consumed once, and holds no secret and no identity, so it may be attached to a pull request.
+//! A plan is a value. It binds to the recorded state that it was drafted from (its
+//! [projection](crate::state::State::projection)) and to the topology's digest, is consumed once, and holds no secret and
+//! no identity, so it may be attached to a pull request.
 //! Reasons and notes are for people: no code branches on them.
 
 mod binding;

@@ -76,100 +76,67 @@ fn defaults_are_those_of_openai() {
     }
 }
 
-/// Bodies that are refused, by the key at fault and the code.
+/// A chat whose last keys are these is refused for this key, with this code.
+fn refused(tail: &str, param: &str, code: &str) {
+    let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{tail}}}"#);
+    let error = chat(&body).expect_err(tail);
+    assert_eq!(error.param.as_deref(), Some(param), "{tail}");
+    assert_eq!(error.code, Some(code), "{tail}");
+    assert_eq!(error.status.as_u16(), 400, "{tail}");
+}
+
 #[test]
-fn refusals_name_the_key() {
-    let chat_tail = |tail: &str| {
-        format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{tail}}}"#)
-    };
-    for (tail, param, code) in [
-        (r#""n":2"#, "n", "unsupported_parameter"),
-        (r#""tools":[{}]"#, "tools", "unsupported_parameter"),
-        (
-            r#""tool_choice":"required""#,
-            "tool_choice",
-            "unsupported_parameter",
-        ),
-        (r#""functions":[1]"#, "functions", "unsupported_parameter"),
+fn what_cannot_be_done_is_refused_by_its_key() {
+    for (tail, param) in [
+        (r#""n":2"#, "n"),
+        (r#""tools":[{}]"#, "tools"),
+        (r#""tool_choice":"required""#, "tool_choice"),
+        (r#""functions":[1]"#, "functions"),
         (
             r#""response_format":{"type":"json_object"}"#,
             "response_format",
-            "unsupported_parameter",
         ),
-        (
-            r#""response_format":"json""#,
-            "response_format",
-            "unsupported_parameter",
-        ),
-        (r#""logprobs":true"#, "logprobs", "unsupported_parameter"),
-        (
-            r#""top_logprobs":3"#,
-            "top_logprobs",
-            "unsupported_parameter",
-        ),
-        (
-            r#""presence_penalty":0.1"#,
-            "presence_penalty",
-            "unsupported_parameter",
-        ),
-        (
-            r#""frequency_penalty":"0""#,
-            "frequency_penalty",
-            "unsupported_parameter",
-        ),
-        (
-            r#""logit_bias":{"1":2}"#,
-            "logit_bias",
-            "unsupported_parameter",
-        ),
-        (
-            r#""modalities":["audio"]"#,
-            "modalities",
-            "unsupported_parameter",
-        ),
-        (
-            r#""web_search_options":{}"#,
-            "web_search_options",
-            "unsupported_parameter",
-        ),
-        (r#""temperature":2.1"#, "temperature", "invalid_value"),
-        (r#""temperature":"hot""#, "temperature", "invalid_value"),
-        (r#""top_p":-0.1"#, "top_p", "invalid_value"),
-        (r#""seed":1.5"#, "seed", "invalid_value"),
-        (r#""seed":18446744073709551616"#, "seed", "invalid_value"),
-        (r#""max_tokens":0"#, "max_tokens", "invalid_value"),
-        (r#""max_tokens":-5"#, "max_tokens", "invalid_value"),
-        (r#""max_tokens":4294967296"#, "max_tokens", "invalid_value"),
-        (
-            r#""max_tokens":1,"max_completion_tokens":2"#,
-            "max_tokens",
-            "invalid_value",
-        ),
-        (r#""stream":"yes""#, "stream", "invalid_value"),
+        (r#""response_format":"json""#, "response_format"),
+        (r#""logprobs":true"#, "logprobs"),
+        (r#""top_logprobs":3"#, "top_logprobs"),
+        (r#""presence_penalty":0.1"#, "presence_penalty"),
+        (r#""frequency_penalty":"0""#, "frequency_penalty"),
+        (r#""logit_bias":{"1":2}"#, "logit_bias"),
+        (r#""modalities":["audio"]"#, "modalities"),
+        (r#""web_search_options":{}"#, "web_search_options"),
+    ] {
+        refused(tail, param, "unsupported_parameter");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_their_key() {
+    for (tail, param) in [
+        (r#""temperature":2.1"#, "temperature"),
+        (r#""temperature":"hot""#, "temperature"),
+        (r#""top_p":-0.1"#, "top_p"),
+        (r#""seed":1.5"#, "seed"),
+        (r#""seed":18446744073709551616"#, "seed"),
+        (r#""max_tokens":0"#, "max_tokens"),
+        (r#""max_tokens":-5"#, "max_tokens"),
+        (r#""max_tokens":4294967296"#, "max_tokens"),
+        (r#""max_tokens":1,"max_completion_tokens":2"#, "max_tokens"),
+        (r#""stream":"yes""#, "stream"),
         (
             r#""stream_options":{"include_usage":true}"#,
             "stream_options",
-            "invalid_value",
         ),
-        (
-            r#""stream":true,"stream_options":7"#,
-            "stream_options",
-            "invalid_value",
-        ),
+        (r#""stream":true,"stream_options":7"#, "stream_options"),
         (
             r#""stream":true,"stream_options":{"include_usage":1}"#,
             "stream_options.include_usage",
-            "invalid_value",
         ),
-        (r#""stop":["a","b","c","d","e"]"#, "stop", "invalid_value"),
-        (r#""stop":"""#, "stop", "invalid_value"),
-        (r#""stop":[1]"#, "stop", "invalid_value"),
-        (r#""stop":{}"#, "stop", "invalid_value"),
+        (r#""stop":["a","b","c","d","e"]"#, "stop"),
+        (r#""stop":"""#, "stop"),
+        (r#""stop":[1]"#, "stop"),
+        (r#""stop":{}"#, "stop"),
     ] {
-        let error = chat(&chat_tail(tail)).expect_err(tail);
-        assert_eq!(error.param.as_deref(), Some(param), "{tail}");
-        assert_eq!(error.code, Some(code), "{tail}");
-        assert_eq!(error.status.as_u16(), 400, "{tail}");
+        refused(tail, param, "invalid_value");
     }
 }
 
