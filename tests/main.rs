@@ -3,5 +3,6 @@
 mod agent;
 mod apply;
 mod cli;
+mod examples;
 mod gateway;
 mod tidy;

@@ -1,0 +1,83 @@
+//! Every example has its rendered plan in `plans/`, and the plan is what the program draws.
+//!
+//! `UPDATE_GOLDEN=1` writes the plans anew. What this computer is does not belong into them and is left out.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What an example asks to be told.
+const ARGUMENTS: [(&str, &[&str]); 1] = [("command-worker", &["--var", "worker=/opt/worker.py"])];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What a machine of this computer is said to be differs from computer to computer.
+fn without_facts(plan: &str) -> String {
+    let line = |line: &str| match line.split_once(", offer ") {
+        Some((before, after)) if before.trim_start().starts_with("local from provider") => {
+            let offer = after.split(':').next().unwrap_or_default();
+            format!("{before}, offer {offer}: (this computer)\n")
+        }
+        Some(_) | None => format!("{line}\n"),
+    };
+    plan.lines().map(line).collect()
+}
+
+/// Draws the plan of an example, against a state that is empty.
+fn drawn(example: &Path) -> String {
+    let fetch = example.join("fetch-model");
+    if fetch.exists() {
+        let status = Command::new(&fetch).status().expect("the script runs");
+        assert!(status.success(), "{} failed", fetch.display());
+    }
+    let state = tempfile::tempdir().expect("a folder");
+    let name = example.file_name().unwrap_or_default();
+    let asked = ARGUMENTS.iter().find(|(example, _)| name == *example);
+    let output = Command::new(env!("CARGO_BIN_EXE_stageline"))
+        .args(["plan", "--color", "never", "-f", "topology.toml", "--state"])
+        .arg(state.path())
+        .args(asked.map(|(_, arguments)| *arguments).unwrap_or_default())
+        .current_dir(example)
+        .env("COLUMNS", "100")
+        .output()
+        .expect("the program runs");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {told}", example.display());
+    without_facts(&String::from_utf8(output.stdout).expect("a plan is text"))
+}
+
+#[test]
+fn every_example_has_the_plan_that_is_drawn_for_it() {
+    let mut examples: Vec<PathBuf> = std::fs::read_dir(root().join("examples"))
+        .expect("there are examples")
+        .map(|entry| entry.expect("a folder").path())
+        .filter(|path| path.is_dir())
+        .collect();
+    examples.sort();
+    assert!(examples.len() >= 2, "{examples:?}");
+    for example in examples {
+        let name = example
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        let golden = root().join("plans").join(format!("{name}.txt"));
+        let drawn = drawn(&example);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "asked for by whoever runs the tests"
+        )]
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&golden, &drawn).expect("plans/ can be written");
+        }
+        let kept = std::fs::read_to_string(&golden)
+            .unwrap_or_else(|error| panic!("{}: {error}", golden.display()));
+        assert_eq!(
+            kept,
+            drawn,
+            "{} is not what is drawn; UPDATE_GOLDEN=1 writes it",
+            golden.display()
+        );
+    }
+}
