@@ -1,7 +1,8 @@
-//! What must be covered by a test: each code of a diagnostic.
+//! What must be covered by a test: each code of a diagnostic, each exit code.
 
 use std::collections::BTreeMap;
 
+use super::docs::exits;
 use super::source::{File, files};
 use super::{Findings, finds, none, shipped};
 
@@ -46,6 +47,38 @@ fn is_code(text: &str) -> bool {
             !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '-')
         })
     })
+}
+
+/// Exit codes that no test of the program expects by number, and no test of the mapping by name.
+fn unexpected(files: &[File]) -> Findings {
+    let own = |file: &&File| !file.path.starts_with("tests/tidy");
+    let expects = |name: &str, number: &str| {
+        files.iter().filter(own).any(|file| {
+            let by_number = file.is_test() && file.text.contains(&format!(".exits({number})"));
+            by_number || file.test_code.contains(&format!("Exit::{name}"))
+        })
+    };
+    let missing = exits(files)
+        .into_iter()
+        .filter(|(name, number)| !expects(name, number));
+    missing
+        .map(|(name, number)| format!("no test expects the exit code {number} ({name})"))
+        .collect()
+}
+
+#[test]
+fn every_exit_code_has_a_test() {
+    none("exit codes that no test expects", &unexpected(files()));
+}
+
+#[test]
+fn an_exit_code_without_a_test_is_found() {
+    let code = "pub enum Exit {\n    Done = 0,\n    User = 1,\n    Bug = 70,\n}\n\
+                #[cfg(test)]\nmod tests { const A: Exit = Exit::Bug; }\n";
+    let test = File::new("tests/cli/a.rs", "world.run(\"plan\").exits(1);");
+    let findings = unexpected(&[File::new("src/cli/exit.rs", code), test]);
+    finds(&findings, "code 0 (Done)");
+    assert_eq!(findings.len(), 1, "{findings:?}");
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn resolve(folder: &str, target: &str) -> String {
 }
 
 /// The variants of `Exit` with their numbers, as they stand in the code.
-fn exits(files: &[File]) -> Vec<(&str, &str)> {
+pub(super) fn exits(files: &[File]) -> Vec<(&str, &str)> {
     let code = files
         .iter()
         .find(|file| file.path == "src/cli/exit.rs")

@@ -21,6 +21,8 @@ pub(super) struct File {
     pub(super) literals: Vec<Literal>,
     /// Of a Rust file: the texts in its test items.
     pub(super) test_literals: Vec<Literal>,
+    /// Of a Rust file: its test items, blanked like the code; all of it where the whole file is a test.
+    pub(super) test_code: String,
 }
 
 impl File {
@@ -32,14 +34,19 @@ impl File {
             code: String::new(),
             literals: vec![],
             test_literals: vec![],
+            test_code: String::new(),
         };
         if path.ends_with(".rs") {
             let (code, literals) = blank(text);
-            let (code, tests) = cut_tests(&code);
-            let in_test =
-                |one: &Literal| tests.iter().any(|&(a, b)| a <= one.line && one.line <= b);
-            (file.test_literals, file.literals) = literals.into_iter().partition(in_test);
-            file.code = code;
+            let (kept, tests) = cut_tests(&code);
+            let in_test = |line: usize| tests.iter().any(|&(a, b)| a <= line && line <= b);
+            let whole = file.is_test();
+            let lines = (1..).zip(code.lines());
+            let lines = lines.filter(|(line, _)| whole || in_test(*line));
+            file.test_code = lines.map(|(_, text)| format!("{text}\n")).collect();
+            let literals = literals.into_iter();
+            (file.test_literals, file.literals) = literals.partition(|one| in_test(one.line));
+            file.code = kept;
         }
         file
     }
