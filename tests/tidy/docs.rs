@@ -126,6 +126,11 @@ fn examples(files: &[File]) -> Findings {
                 findings.push(format!("examples/{name}: has no {part}"));
             }
         }
+        if !paths.contains(&format!("plans/{name}.txt").as_str()) {
+            findings.push(format!(
+                "examples/{name}: its plan is not in plans/{name}.txt"
+            ));
+        }
     }
     findings
 }
@@ -208,9 +213,34 @@ fn examples_are_whole() {
 
 #[test]
 fn half_an_example_is_found() {
+    let findings = examples(&[File::new("examples/x/README.md", "")]);
+    finds(&findings, "examples/x: has no topology.toml");
+    finds(&findings, "plans/x.txt");
+}
+
+/// What the README says about testing is what is run before a change lands.
+fn test_command(files: &[File]) -> Findings {
+    let readme = text(files, "README.md");
+    let mut commands = readme.lines().filter_map(|line| line.strip_prefix("    "));
+    let Some(command) = commands.find(|line| line.contains("cargo test")) else {
+        return vec!["README.md: has no test command".to_owned()];
+    };
+    let run = text(files, ".ci/run");
+    match run.lines().any(|line| line == command) {
+        true => vec![],
+        false => vec![format!(
+            ".ci/run: does not run `{command}`, which the README names"
+        )],
+    }
+}
+
+#[test]
+fn what_the_readme_says_about_testing_is_what_is_run() {
+    none("the test command", &test_command(files()));
+    let readme = File::new("README.md", "x\n\n    cargo test --all\n");
     finds(
-        &examples(&[File::new("examples/x/README.md", "")]),
-        "examples/x: has no topology.toml",
+        &test_command(&[readme, File::new(".ci/run", "cargo test\n")]),
+        "cargo test --all",
     );
 }
 
