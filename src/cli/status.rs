@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use stageline_core::id::{Address, LeaseId};
+use stageline_core::id::{Address, LeaseId, Name};
 use stageline_core::resource::{Receipt, Spec};
 use stageline_core::state::{Observed, Seen, State};
 
@@ -149,6 +149,14 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
                     Address::Bundle(_) => (Health::Ok, String::new()),
                 }
             };
+        let (health, detail) = match address {
+            Address::Pipeline(name) => chain(name, &lines, health, detail),
+            Address::Lease(_)
+            | Address::Delivery(_)
+            | Address::Bundle(_)
+            | Address::Stage(_)
+            | Address::Exposure(_) => (health, detail),
+        };
         lines.push(Line {
             address: address.clone(),
             health,
@@ -156,6 +164,25 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
         });
     }
     lines
+}
+
+/// A pipeline is no better than its stages, which come before it.
+fn chain(name: &Name, lines: &[Line], health: Health, detail: String) -> (Health, String) {
+    let at_fault = lines.iter().find(|line| match &line.address {
+        Address::Stage(stage) => stage.pipeline == *name && line.health != Health::Ok,
+        Address::Lease(_)
+        | Address::Delivery(_)
+        | Address::Bundle(_)
+        | Address::Pipeline(_)
+        | Address::Exposure(_) => false,
+    });
+    match at_fault {
+        Some(stage) if health == Health::Ok => (
+            stage.health,
+            format!("{detail}, and now {} is not well", stage.address),
+        ),
+        Some(_) | None => (health, detail),
+    }
 }
 
 fn lease(state: &State, observed: &Observed, agents: &Agents, lease: &LeaseId) -> (Health, String) {

@@ -78,6 +78,15 @@ fn a_whole_life() {
 
     world.destroy();
     world.destroy().says("Nothing to do");
+    let state = world.join("state/my-topology");
+    let elsewhere = |path: &&std::path::PathBuf| !path.starts_with(&state);
+    let outside: Vec<_> = world.files().into_keys().collect();
+    let outside: Vec<_> = outside.iter().filter(elsewhere).collect();
+    assert_eq!(
+        outside,
+        [&world.join("topology.toml")],
+        "no file outside the state"
+    );
     world.run("leases").exits(0).says("ended");
     world.run("status").exits(0).says("nothing is deployed");
     world.run("apply --auto-approve").exits(0);

@@ -97,7 +97,8 @@ fn a_machine_that_lost_folder_and_processes_is_made_again() {
 
 #[test]
 fn a_machine_whose_agent_was_killed_is_made_again() {
-    let world = World::new(STUB);
+    // Both places are taken: the new machine gets the place of the dead one.
+    let world = World::new(&STUB.replace("slots = 8", "slots = 2"));
     world.apply();
     let (kept, lost) = (machine(&world, 0), machine(&world, 1));
     kill(agent_of(&world, &lost), Signal::KILL);
@@ -114,6 +115,33 @@ fn a_machine_whose_agent_was_killed_is_made_again() {
         .says("its agent is not running")
         .says_not("lease.node[0] replace");
     mended(&world, &kept, Some(&lost));
+}
+
+#[test]
+fn a_machine_that_is_silent_is_neither_gone_nor_replaced() {
+    let world = World::new(STUB);
+    world.apply();
+    let silent = machine(&world, 1);
+    kill(agent_of(&world, &silent), Signal::STOP);
+    let status = world.run("status");
+    status
+        .exits(4)
+        .says("lease.node[1]")
+        .says("does not answer");
+    status
+        .says("pipeline.chat")
+        .says("and now stage.chat[1] is not well");
+    let plan = world.run("plan --detailed-exitcode");
+    plan.exits(0)
+        .says("lease.node[1]: its agent did not answer")
+        .says("Nothing to do");
+    world
+        .run("ask hello")
+        .exits(4)
+        .says("stage.chat[1]")
+        .says("hint:");
+    // It cannot be asked to end, and ends all the same.
+    world.destroy();
 }
 
 #[test]

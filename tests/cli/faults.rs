@@ -225,9 +225,12 @@ impl<'a> SmallDisk<'a> {
     }
 
     fn resize(&self, size: &str) {
-        let size = format!("remount,size={size}");
+        self.remount(&format!("size={size}"));
+    }
+
+    fn remount(&self, how: &str) {
         let status = Command::new("mount")
-            .args(["-o", &size])
+            .args(["-o", &format!("remount,{how}")])
             .arg(self.0)
             .status();
         assert!(status.expect("mount is there").success());
@@ -259,7 +262,21 @@ fn a_full_disk() {
     world.agrees();
     world.run("status").exits(0);
     world.run("ask hello").exits(0);
+
     world.destroy();
+
+    disk.remount("ro");
+    let before = world.files();
+    world.run("leases").exits(0).says("ended");
+    world.run("plan").exits(0).says("Plan: 8 to create.");
+    let refused = world.run("apply --auto-approve");
+    refused
+        .exits(1)
+        .says("read-only")
+        .says("state/demo")
+        .says("hint:");
+    assert!(world.files() == before, "nothing was written");
+    disk.remount("rw");
 }
 
 fn full(ran: &Ran) {

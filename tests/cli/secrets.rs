@@ -43,6 +43,20 @@ fn forms(secret: &str) -> Vec<String> {
 }
 
 #[test]
+fn every_form_of_a_secret_is_found() {
+    for before in ["", "a", "ab", "abc"] {
+        let text = format!("{before}{KEY_BY_ENV}, and more");
+        let found = |hidden: &str| forms(KEY_BY_ENV).iter().any(|form| hidden.contains(form));
+        assert!(found(&text));
+        assert!(found(&STANDARD.encode(&text)), "{before}");
+        assert!(found(&URL_SAFE.encode(&text)), "{before}");
+        assert!(!found("canary-env/7f3a?b and no more"));
+    }
+    let url = "canary-env%2F7f3a%3Fb%2Bc%20d%3D%3D";
+    assert!(forms(KEY_BY_ENV).contains(&url.to_owned()));
+}
+
+#[test]
 fn no_secret_is_written_anywhere() {
     let script = format!(
         "echo the token is $TOKEN >&2; printf %s \"$TOKEN\" | base64 >&2; echo \"$TOKEN\" | od -c >&2; exec python3 {}",
@@ -109,6 +123,8 @@ api_key = { command = [\"sh\", \"key.sh\"] }
     let processes = arguments();
     let files = world.files();
     let is_theirs = |name: &str| ["key.txt", "key.sh", "topology.toml"].contains(&name);
+    let there = |path: &std::path::PathBuf| files[path].ends_with(KEY_BY_FILE.as_bytes());
+    assert!(files.keys().any(there), "the search would find it");
     for secret in [KEY_BY_ENV, KEY_BY_FILE, KEY_BY_COMMAND, WORKERS] {
         for form in forms(secret) {
             for ran in &said {
