@@ -60,9 +60,11 @@ pub(crate) async fn apply(
     let models = model::look(&project.topology, &project.folder)
         .await
         .map_err(fail)?;
-    let desired = plan::expand(&project.topology, &models).map_err(fail)?;
     let loaded = store.read().await?;
     let providers = session::providers(Some(&project.topology), &project.place.folder(), clock)?;
+    let markets = markets(&project.topology, &providers).await;
+    let memory = plan::memory_known(&project.topology, &loaded.state, &markets);
+    let desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
     let observed = if narrow.no_refresh {
         Observed::default()
     } else {
@@ -81,7 +83,6 @@ pub(crate) async fn apply(
         }
         observed
     };
-    let markets = markets(&project.topology, &providers).await;
     let options = plan::Options {
         mode: Mode::Apply,
         now: clock.now(),

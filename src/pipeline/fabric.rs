@@ -486,6 +486,32 @@ struct Prompts {
 
 #[async_trait]
 impl Infer for Prompts {
+    /// Known of an entry stage that is here: its worker and its own edges. Elsewhere nobody is asked.
+    fn ready(&self) -> Result<(), InferError> {
+        let entry = StageId {
+            pipeline: self.pipeline.clone(),
+            index: 0,
+        };
+        let Some(node) = self.shared.node(&entry) else {
+            return Ok(());
+        };
+        let state = node.state();
+        if !state.worker {
+            let message = format!("{entry} has no worker now");
+            return Err(failure(InferCode::StageDown, message));
+        }
+        match state.down.first() {
+            Some((stage, why)) => {
+                let message = format!(
+                    "pipeline.{}: no edge to stage {stage}: {why}",
+                    self.pipeline
+                );
+                Err(failure(InferCode::StageDown, message))
+            }
+            None => Ok(()),
+        }
+    }
+
     async fn infer(&self, request: Request) -> Result<Events, InferError> {
         let entry = StageId {
             pipeline: self.pipeline.clone(),
