@@ -5,4 +5,5 @@ mod apply;
 mod cli;
 mod examples;
 mod gateway;
+mod readme;
 mod tidy;
