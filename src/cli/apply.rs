@@ -50,7 +50,7 @@ impl Apply {
             let clock = session::clock();
             let reader = project.place.open(Mode::Read).await?;
             let drafted = drafting::apply(&project, &reader, &self.narrow, &clock).await?;
-            plan::show(&drafted.plan, console)?;
+            plan::announce(&drafted.plan, console)?;
             if drafted.plan.is_empty() {
                 return Ok(Exit::Done);
             }

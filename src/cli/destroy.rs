@@ -25,7 +25,7 @@ impl Destroy {
             let clock = session::clock();
             let reader = place.open(Mode::Read).await?;
             let drafted = drafting::destroy(&place, &reader, &self.narrow, &clock).await?;
-            plan::show(&drafted.plan, console)?;
+            plan::announce(&drafted.plan, console)?;
             if drafted.plan.is_empty() {
                 let providers = session::providers(None, &place.folder(), &clock)?;
                 let state = &drafted.loaded.state;

@@ -139,7 +139,7 @@ impl Release {
             }
             let narrow = Narrow::only(self.address.clone());
             let drafted = drafting::destroy(&place, &reader, &narrow, &clock).await?;
-            plan::show(&drafted.plan, console)?;
+            plan::announce(&drafted.plan, console)?;
             if !self.pace.auto_approve && !console.confirm(&format!("End {lease}?"))? {
                 console.say("nothing was changed");
                 return Ok(Exit::User);

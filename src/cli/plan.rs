@@ -77,6 +77,16 @@ pub(crate) fn show(plan: &PlanValue, console: &Console) -> Result<(), Failure> {
     console.data(&render::plan::plan(plan, &console.view()))
 }
 
+/// Prints a plan that is about to be carried out. As JSON it is one line, since events follow, one a line.
+pub(crate) fn announce(plan: &PlanValue, console: &Console) -> Result<(), Failure> {
+    if !console.json {
+        return show(plan, console);
+    }
+    let document = render::json::PlanDocument::new(plan);
+    let line = serde_json::to_string(&document).expect("documents are plain data");
+    console.data(&format!("{line}\n"))
+}
+
 /// Writes the plan file, whole or not at all.
 fn save(plan: &PlanValue, path: &std::path::Path) -> Result<(), Failure> {
     let failed = |error: std::io::Error| {

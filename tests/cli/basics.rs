@@ -1,5 +1,9 @@
 //! The ordinary life of a topology: each command does what its help says, twice is once, and nothing is left.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+
 use super::world::{Ran, World};
 
 fn url(applied: &Ran) -> &str {
@@ -38,6 +42,33 @@ fn a_whole_life() {
         .exits(0)
         .says("Nothing to do");
 
+    everything_is_shown(&world);
+    let body = r#"{"model":"chat","prompt":"Hello","max_tokens":4}"#;
+    let answer = post(&format!("{}/completions", url(&applied)), body);
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("completion_tokens"),
+        "{answer}"
+    );
+
+    world.destroy();
+    world.destroy().says("Nothing to do");
+    let state = world.join("state/my-topology");
+    let elsewhere = |path: &&std::path::PathBuf| !path.starts_with(&state);
+    let outside: Vec<_> = world.files().into_keys().collect();
+    let outside: Vec<_> = outside.iter().filter(elsewhere).collect();
+    assert_eq!(
+        outside,
+        [&world.join("topology.toml")],
+        "no file outside the state"
+    );
+    world.run("leases").exits(0).says("ended");
+    world.run("status").exits(0).says("nothing is deployed");
+    world.run("apply --auto-approve").exits(0);
+    world.destroy();
+}
+
+/// Every command that only looks, on a topology that is up.
+fn everything_is_shown(world: &World) {
     let status = world.run("status");
     status
         .exits(0)
@@ -75,22 +106,44 @@ fn a_whole_life() {
         .run("graph --format mermaid")
         .exits(0)
         .says("graph LR");
+}
 
-    world.destroy();
-    world.destroy().says("Nothing to do");
-    let state = world.join("state/my-topology");
-    let elsewhere = |path: &&std::path::PathBuf| !path.starts_with(&state);
-    let outside: Vec<_> = world.files().into_keys().collect();
-    let outside: Vec<_> = outside.iter().filter(elsewhere).collect();
-    assert_eq!(
-        outside,
-        [&world.join("topology.toml")],
-        "no file outside the state"
+/// One request as any program would send it.
+fn post(url: &str, body: &str) -> String {
+    let rest = url.strip_prefix("http://").expect("an http URL");
+    let (host, path) = rest.split_once('/').expect("a path");
+    let mut stream = TcpStream::connect(host).expect("it listens");
+    let length = body.len();
+    let request = format!(
+        "POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
     );
-    world.run("leases").exits(0).says("ended");
-    world.run("status").exits(0).says("nothing is deployed");
-    world.run("apply --auto-approve").exits(0);
-    world.destroy();
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answered");
+    answer
+}
+
+#[test]
+fn the_example_with_a_worker_of_ones_own() {
+    let world = World::empty();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/command-worker");
+    let (topology, worker) = (example.join("topology.toml"), example.join("worker.py"));
+    let run = |command: &[&str]| {
+        let (worker, state) = (format!("worker={}", worker.display()), world.join("state"));
+        let file = topology.to_str().expect("a text");
+        let state = state.to_str().expect("a text");
+        let with = ["-f", file, "--var", &worker, "--state", state];
+        let ran = world.run_args(command.iter().copied().chain(with));
+        ran.exits(0);
+        ran
+    };
+    run(&["apply", "--auto-approve"]).says("pipeline.toy: answers");
+    world.agrees_with("--name command-worker");
+    let answer = run(&["ask", "--max-tokens", "5", "Hello"]);
+    assert_eq!(answer.out.trim().len(), 5, "{answer}");
+    run(&["destroy", "--auto-approve"]).says("0 left at providers");
+    world.is_clean();
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! command finishes the job, and no agent, worker or folder is left that the state does not know.
 
 use std::os::unix::process::ExitStatusExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -37,12 +38,9 @@ fn at_every_point(
                 end.fetch_min(point, Ordering::Relaxed);
                 return;
             }
-            // Shown when the test fails.
-            eprintln!(
-                "{command}, point {point}: {}",
-                ran.err.lines().last().unwrap_or_default()
-            );
-            after(&world, point);
+            let went = catch_unwind(AssertUnwindSafe(|| after(&world, point)));
+            let last = ran.err.lines().last().unwrap_or_default();
+            assert!(went.is_ok(), "{command}, point {point}, {last}");
         }
     };
     std::thread::scope(|scope| {

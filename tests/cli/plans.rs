@@ -187,8 +187,11 @@ fn what_makes_no_sense_is_said_at_once() {
         .says("absent.toml")
         .says("hint:");
     assert!(world.files().is_empty(), "none of these writes");
+}
 
-    world.write("topology.toml", STUB);
+#[test]
+fn what_does_not_fit_the_topology_is_said_at_once() {
+    let world = World::new(STUB);
     world
         .run("plan --name other")
         .exits(1)

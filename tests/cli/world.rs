@@ -189,7 +189,12 @@ impl World {
 
     /// Recorded machines and machines that are there are the same.
     pub(super) fn agrees(&self) {
-        let ran = self.run("leases --json");
+        self.agrees_with("");
+    }
+
+    /// The same for a state that has to be named.
+    pub(super) fn agrees_with(&self, options: &str) {
+        let ran = self.run(&format!("leases --json {options}"));
         ran.exits(0);
         let lines: Vec<serde_json::Value> = serde_json::from_str(&ran.out).expect("JSON");
         let held = lines.iter().filter(|line| {
