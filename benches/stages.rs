@@ -1,0 +1,186 @@
+//! Two stages against one, on the real model of `examples/local`, through the whole program.
+//!
+//! One topology has both: pipeline `one` (all layers on one machine) and pipeline `two` (split by the planner over two),
+//! hops in f32, each worker with one thread. First one request at a time, alternating, median: the same tokens, and the
+//! speed of two against one. Then four requests at once against each. Needs `examples/local/fetch-model` to have run, and
+//! `stageline-worker` beside the program or in STAGELINE_WORKER.
+
+#![expect(clippy::print_stdout, reason = "a benchmark's figures are its output")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const ROUNDS: usize = 7;
+const TOKENS: u32 = 64;
+const AT_ONCE: usize = 4;
+
+const PROMPTS: [&str; 4] = [
+    "The history of the steam engine begins",
+    "A good recipe for bread starts with",
+    "The largest planets of the solar system are",
+    "Once upon a time in a small village",
+];
+
+fn topology(model: &Path) -> String {
+    let model = model.display();
+    format!(
+        r#"
+version = 1
+name = "bench"
+[provider.here]
+kind = "local"
+slots = 3
+[offer.any]
+provider = "here"
+[lease.whole]
+offers = ["any"]
+[lease.half]
+offers = ["any"]
+count = 2
+[pipeline.one]
+model = {{ path = "{model}" }}
+dtype = "f32"
+context = 1024
+stages = {{ on = "lease.whole", split = "auto" }}
+[pipeline.two]
+model = {{ path = "{model}" }}
+dtype = "f32"
+context = 1024
+stages = {{ on = "lease.half", split = "auto" }}
+[exposure.api]
+pipelines = ["one", "two"]
+serve = "openai"
+via = "loopback"
+listen = "127.0.0.1:0"
+"#
+    )
+}
+
+/// Ends everything at the end, also when something panics.
+struct Deployed<'a>(&'a Path);
+
+impl Drop for Deployed<'_> {
+    fn drop(&mut self) {
+        run(self.0, &["destroy", "--auto-approve"]);
+    }
+}
+
+fn run(folder: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_stageline"))
+        .args(arguments)
+        .current_dir(folder)
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("the program runs");
+    assert!(output.status.success(), "{arguments:?}: {}", output.status);
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The endpoint, out of what `status` knows.
+fn endpoint(folder: &Path) -> String {
+    let status: Value = serde_json::from_str(&run(folder, &["status", "--json"])).expect("JSON");
+    let lines = status["resources"].as_array().expect("resources");
+    let api = lines
+        .iter()
+        .find(|line| line["address"] == "exposure.api")
+        .expect("the exposure");
+    api["detail"].as_str().expect("its URL").to_owned()
+}
+
+/// One greedy request: its text, its tokens, how long it took.
+async fn ask(
+    client: &reqwest::Client,
+    url: &str,
+    pipeline: &str,
+    prompt: &str,
+) -> (String, u64, Duration) {
+    let start = Instant::now();
+    let body =
+        json!({ "model": pipeline, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0 });
+    let answer = client
+        .post(format!("{url}/completions"))
+        .json(&body)
+        .send()
+        .await;
+    let answer: Value = answer.expect("an answer").json().await.expect("JSON");
+    let text = answer["choices"][0]["text"]
+        .as_str()
+        .unwrap_or_else(|| panic!("{answer}"));
+    let tokens = answer["usage"]["completion_tokens"]
+        .as_u64()
+        .expect("a count");
+    (text.to_owned(), tokens, start.elapsed())
+}
+
+/// Tokens per second of four requests at once.
+async fn at_once(client: &reqwest::Client, url: &str, pipeline: &str) -> f64 {
+    let start = Instant::now();
+    let asked = PROMPTS
+        .iter()
+        .cycle()
+        .take(AT_ONCE)
+        .map(|prompt| ask(client, url, pipeline, prompt));
+    let answers = futures::future::join_all(asked).await;
+    let tokens: u64 = answers.iter().map(|(_, tokens, _)| tokens).sum();
+    tokens as f64 / start.elapsed().as_secs_f64()
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+async fn compare(url: &str) {
+    let client = reqwest::Client::new();
+    let (mut one, mut two) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let prompt = PROMPTS[round % PROMPTS.len()];
+        let (text, tokens, took) = ask(&client, url, "one", prompt).await;
+        one.push(tokens as f64 / took.as_secs_f64());
+        let (other, tokens, took) = ask(&client, url, "two", prompt).await;
+        two.push(tokens as f64 / took.as_secs_f64());
+        assert_eq!(text, other, "the split pipeline answers something else");
+    }
+    let (one, two) = (median(one), median(two));
+    println!("one request at a time, {TOKENS} tokens, median of {ROUNDS}: the same text each time");
+    println!(
+        "  one stage  {one:>7.1} tokens/s\n  two stages {two:>7.1} tokens/s   {:.2} x",
+        two / one
+    );
+    let (mut one_busy, mut two_busy) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        one_busy.push(at_once(&client, url, "one").await);
+        two_busy.push(at_once(&client, url, "two").await);
+    }
+    let best = median(one_busy).max(one);
+    let two = median(two_busy);
+    println!("{AT_ONCE} requests at once, median of 3, against the best schedule of one stage");
+    println!(
+        "  one stage  {best:>7.1} tokens/s\n  two stages {two:>7.1} tokens/s   {:.2} x",
+        two / best
+    );
+}
+
+fn main() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = root.join("examples/local/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    assert!(model.exists(), "run examples/local/fetch-model first");
+    // Only http is spoken here; a client wants the provider all the same.
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .ok();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on a disk");
+    std::fs::write(folder.path().join("topology.toml"), topology(&model)).expect("a folder");
+    let deployed = Deployed(folder.path());
+    run(folder.path(), &["apply", "--auto-approve"]);
+    let url = endpoint(folder.path());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(compare(&url));
+    drop(deployed);
+}
