@@ -6,5 +6,13 @@
 mod clean;
 #[path = "apply/crash.rs"]
 mod crash;
+#[path = "apply/faults.rs"]
+mod faults;
+#[path = "apply/fence.rs"]
+mod fence;
+#[path = "apply/order.rs"]
+mod order;
+#[path = "apply/random.rs"]
+mod random;
 #[path = "apply/world.rs"]
 mod world;

@@ -12,7 +12,7 @@ use stageline_core::resource::{
 };
 use stageline_core::unit::{Bytes, MicroDollars, Millis};
 
-use super::doubt::{SEND_WINDOW, horizon, receipt};
+use super::doubt::{SEND_WINDOW, horizon, of_generation, receipt};
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
 use crate::machine::{MachineError, Target};
 use crate::provider::{CreateRequest, Machine, MachineStatus, Provider};
@@ -31,6 +31,20 @@ const ABANDONS_MAX: u32 = 5;
 
 /// How often an intention is stamped again because the disk took longer than the send window.
 const STAMPS_MAX: u32 = 5;
+
+/// What is seen of a machine that is on its way.
+enum Glance {
+    /// Its agent answers, with facts that fit.
+    Ready(Box<LeaseReady>),
+    /// Its agent answers, and it is not what was asked for.
+    Misfit(Cause),
+    /// It is broken for good.
+    Dead(String),
+    /// The provider knows no such machine, or not yet.
+    Unlisted,
+    /// It is on its way; how far, in words.
+    Pending(String),
+}
 
 impl<'a> Run<'a> {
     /// Rents the first machine on the shortlist that can still be had on its terms.
@@ -323,6 +337,7 @@ impl<'a> Run<'a> {
         let start = self.effects.clock.boottime();
         match self.wait(act, lease, spec, &held, start).await? {
             Ok(ready) => {
+                self.sweep(act, lease, &held).await?;
                 let receipt = LeaseReceipt {
                     ready: Some(ready),
                     ..held
@@ -348,6 +363,27 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// One create may make two machines, and the second may be listed when the first is kept already: what is there
+    /// beside a machine that is ready now is released. A blind listing shows no extra, and hides none for long.
+    async fn sweep(&self, act: Act<'a>, lease: &LeaseId, held: &LeaseReceipt) -> Result<(), Stop> {
+        let lineage = self.state(|state| state.genesis.as_ref().map(|genesis| genesis.lineage));
+        let provider = self
+            .effects
+            .providers
+            .get(&held.provider, &held.provider_kind);
+        let (Some(lineage), Ok(provider)) = (lineage, provider) else {
+            return Ok(());
+        };
+        let prefix = RequestKey::prefix(&lineage, &Address::Lease(lease.clone()));
+        let machines = provider.find(&prefix).await.unwrap_or_default();
+        for machine in of_generation(machines, act.step.generation) {
+            if machine.id != held.machine {
+                self.release_extra(act, provider, &machine.id).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn wait(
         &self,
         act: Act<'a>,
@@ -360,69 +396,33 @@ impl<'a> Run<'a> {
             .effects
             .providers
             .get(&held.provider, &held.provider_kind);
-        let provider = provider.map_err(Stop::Refused)?;
-        let keys = self.keys().map_err(Stop::Refused)?;
-        let machines = self.machines().map_err(Stop::Refused)?;
-        let (generation, attempt) = held.request_key.try_of();
-        let endpoint = keys.endpoint(lease, generation, attempt);
+        let provider = provider.map_err(Stop::Refused)?.as_ref();
         let limit = spec
             .acquire_timeout
             .map_or(provider.traits().acquire_timeout, Millis::duration);
         let mut told = Duration::ZERO;
-        let mut unknown_since = None;
+        let mut known = start;
         loop {
-            let waited = self.effects.clock.boottime().saturating_sub(start);
-            let seen = provider.describe(&held.machine).await;
-            if !matches!(seen, Ok(None)) {
-                unknown_since = None;
+            let before = self.effects.clock.boottime();
+            let glance = self.glance(provider, lease, spec, held).await;
+            if !matches!(glance, Ok(Glance::Unlisted)) {
+                known = before;
             }
-            let phase = match seen {
-                Ok(Some(machine)) => match machine.status {
-                    MachineStatus::Dead(why) => {
-                        return Ok(Err(self.died(provider.as_ref(), lease, held, &why).await));
-                    }
-                    MachineStatus::Ending => "it is being ended by somebody else".to_owned(),
-                    MachineStatus::Pending(phase) => phase,
-                    MachineStatus::Running => {
-                        let target = Target {
-                            lease: lease.clone(),
-                            endpoint,
-                            contact: machine.contact,
-                        };
-                        match machines.status(&target).await {
-                            Ok(status) => {
-                                let facts = status.facts;
-                                let price = machine.price_per_hour;
-                                return Ok(gate(lease, spec, held, &facts, price).map(|()| {
-                                    LeaseReady {
-                                        facts,
-                                        endpoint,
-                                        contact: target.contact,
-                                    }
-                                }));
-                            }
-                            Err(error @ MachineError::Refused { .. }) => {
-                                let message = error.to_string();
-                                return Ok(Err(Cause::new(FailureClass::Config, message)));
-                            }
-                            Err(MachineError::Unreachable { why, .. }) => why,
-                        }
-                    }
-                },
-                Ok(None) => {
-                    let since = *unknown_since.get_or_insert(waited);
-                    if waited.saturating_sub(since) >= horizon(provider.traits()) {
-                        let why = "the provider does not know it any more";
-                        return Ok(Err(self.died(provider.as_ref(), lease, held, why).await));
-                    }
-                    "the provider does not list it yet".to_owned()
+            let phase = match glance.map_err(Stop::Refused)? {
+                Glance::Ready(ready) => return Ok(Ok(*ready)),
+                Glance::Misfit(cause) => return Ok(Err(cause)),
+                Glance::Dead(why) => return Ok(Err(self.died(provider, lease, held, &why).await)),
+                Glance::Unlisted if before.saturating_sub(known) >= horizon(provider.traits()) => {
+                    let why = "the provider does not know it any more";
+                    return Ok(Err(self.died(provider, lease, held, why).await));
                 }
-                Err(blind) => blind.to_string(),
+                Glance::Unlisted => "the provider does not list it yet".to_owned(),
+                Glance::Pending(phase) => phase,
             };
             let waited = self.effects.clock.boottime().saturating_sub(start);
             if waited >= limit {
                 let why = format!("it was not ready within {} s: {phase}", limit.as_secs());
-                return Ok(Err(self.died(provider.as_ref(), lease, held, &why).await));
+                return Ok(Err(self.died(provider, lease, held, &why).await));
             }
             if waited >= told {
                 told = waited + Duration::from_secs(1);
@@ -437,6 +437,54 @@ impl<'a> Run<'a> {
             }
             self.pause(POLL).await?;
         }
+    }
+
+    /// One look at a machine that is on its way, and at its agent once it runs.
+    async fn glance(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        spec: &LeaseSpec,
+        held: &LeaseReceipt,
+    ) -> Result<Glance, Cause> {
+        let machine = match provider.describe(&held.machine).await {
+            Ok(Some(machine)) => machine,
+            Ok(None) => return Ok(Glance::Unlisted),
+            Err(blind) => return Ok(Glance::Pending(blind.to_string())),
+        };
+        match machine.status {
+            MachineStatus::Dead(why) => return Ok(Glance::Dead(why)),
+            MachineStatus::Ending => {
+                let phase = "it is being ended by somebody else";
+                return Ok(Glance::Pending(phase.to_owned()));
+            }
+            MachineStatus::Pending(phase) => return Ok(Glance::Pending(phase)),
+            MachineStatus::Running => {}
+        }
+        let (generation, attempt) = held.request_key.try_of();
+        let target = Target {
+            lease: lease.clone(),
+            endpoint: self.keys()?.endpoint(lease, generation, attempt),
+            contact: machine.contact,
+        };
+        let facts = match self.machines()?.status(&target).await {
+            Ok(status) => status.facts,
+            Err(error @ MachineError::Refused { .. }) => {
+                let cause = Cause::new(FailureClass::Config, error.to_string());
+                return Ok(Glance::Misfit(cause));
+            }
+            Err(MachineError::Unreachable { why, .. }) => return Ok(Glance::Pending(why)),
+        };
+        Ok(
+            match gate(lease, spec, held, &facts, machine.price_per_hour) {
+                Ok(()) => Glance::Ready(Box::new(LeaseReady {
+                    facts,
+                    endpoint: target.endpoint,
+                    contact: target.contact,
+                })),
+                Err(cause) => Glance::Misfit(cause),
+            },
+        )
     }
 
     /// Why a machine failed, with the end of what it printed itself.

@@ -22,6 +22,9 @@ const GONE_WITHIN: Millis = Millis::minutes(10);
 /// How long a provider that takes no release is asked again.
 const REFUSED_AFTER: Millis = Millis::minutes(2);
 
+/// A provider by the name of its table.
+type Seller = (Name, Arc<dyn Provider>);
+
 impl<'a> Run<'a> {
     /// Ends whatever was made for this lease up to this generation.
     pub(super) async fn release(&self, act: Act<'a>) -> Result<(), Stop> {
@@ -115,11 +118,7 @@ impl<'a> Run<'a> {
     }
 
     /// Every provider that may have a machine of this lease.
-    fn sellers(
-        &self,
-        lease: &LeaseId,
-        held: Option<&LeaseReceipt>,
-    ) -> Result<Vec<(Name, Arc<dyn Provider>)>, Cause> {
+    fn sellers(&self, lease: &LeaseId, held: Option<&LeaseReceipt>) -> Result<Vec<Seller>, Cause> {
         let mut sellers: Vec<(Name, String)> = self.state(|state| {
             let recorded = state.resources.get(&Address::Lease(lease.clone()));
             let open = recorded

@@ -82,12 +82,16 @@ impl<'a> Run<'a> {
         self.outcome(act, None, outcome).await
     }
 
-    /// Writes the intention down. Returns when it is durable.
+    /// Writes the intention down. Returns when it is durable. Nothing new is intended once the run is to end, also not
+    /// the next try of a step that is under way.
     pub async fn started(
         &self,
         act: Act<'a>,
         launch: Option<Launch>,
     ) -> Result<JournalNumber, Stop> {
+        if self.halt.is_cancelled() {
+            return Err(Stop::Cut);
+        }
         let record = Record::Started {
             address: act.step.address.clone(),
             generation: act.step.generation,

@@ -2,9 +2,14 @@
 //! What is left can always be read and resumed, both by the same plan and by a new one, and the resumed run may be
 //! killed as well.
 
-use stageline::provider::sim::CrashPoint;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use super::world::{Job, Report, TWO, Tool, World};
+use stageline::provider::sim::{AccountSpec, CrashPoint};
+use stageline::store::testing::{Fate, Verb};
+
+use super::world::{Job, PRICE, Report, TWO, Tool, World, shape, told};
 
 /// A world in which a job is about to be done.
 struct Case {
@@ -55,9 +60,17 @@ fn check_end(world: &World, job: &Job, report: &Report) {
     }
 }
 
+/// A provider that is soon sure, so that the many runs here look at it less often.
+fn new_world() -> World {
+    let mut account = AccountSpec::new(vec![shape("a", PRICE)]);
+    account.traits.request_timeout = Duration::from_secs(5);
+    account.traits.late_commit_window = Duration::from_secs(5);
+    World::with(account)
+}
+
 /// How many points a run has when nobody kills it.
 fn points(case: &Case) -> u64 {
-    let world = World::new();
+    let world = new_world();
     (case.before)(&world);
     let crash = CrashPoint::never();
     let ended = world.run(&Tool::dying(crash.clone()), &case.job);
@@ -68,7 +81,7 @@ fn points(case: &Case) -> u64 {
 
 /// A world in which a job died at a point.
 fn killed(case: &Case, at: u64) -> World {
-    let world = World::new();
+    let world = new_world();
     (case.before)(&world);
     let died = world.run(&Tool::dying(CrashPoint::at(at)), &case.job);
     assert!(died.is_none(), "it was to die at {at}");
@@ -82,13 +95,6 @@ fn completes(world: &World, job: &Job) {
     check_end(world, job, &report);
     let report = world.destroy();
     world.check_gone(&report);
-}
-
-fn told<T>(what: &str, work: impl FnOnce() -> T + std::panic::UnwindSafe) -> T {
-    std::panic::catch_unwind(work).unwrap_or_else(|panic| {
-        eprintln!("{what}");
-        std::panic::resume_unwind(panic)
-    })
 }
 
 #[test]
@@ -142,6 +148,44 @@ fn a_kill_of_the_resumed_run_is_followed_by_a_clean_end_too() {
                 if !died {
                     break;
                 }
+            }
+        }
+    }
+}
+
+/// The store loses one answer, refuses one request, or is full from some request on: the run copes or stops, nothing is
+/// rented that is not written down, and the next run ends clean.
+#[test]
+fn a_store_that_fails_at_any_request_is_followed_by_a_clean_end() {
+    let fates: [(Fate, bool); 4] = [
+        (Fate::LoseAnswer, false),
+        (Fate::Refuse, false),
+        (Fate::Refuse, true),
+        (Fate::Full, true),
+    ];
+    for (fate, lasts) in fates {
+        for at in (0..).step_by(if lasts { 3 } else { 5 }) {
+            let reached = Arc::new(AtomicBool::new(false));
+            let world = new_world();
+            let mut tool = Tool::new();
+            tool.script = Arc::new({
+                let (reached, fate) = (reached.clone(), fate.clone());
+                move |request| {
+                    let writes = !matches!(request.verb, Verb::Get | Verb::List);
+                    let hit = request.index == at || (lasts && writes && request.index > at);
+                    reached.fetch_or(hit, Ordering::SeqCst);
+                    if hit { fate.clone() } else { Fate::Pass }
+                }
+            });
+            let job = Job::Apply(TWO.to_owned());
+            told(&format!("{fate:?} at {at}, lasting: {lasts}"), || {
+                drop(world.run(&tool, &job).expect("nobody kills it"));
+                world.check_books();
+                completes(&world, &job);
+            });
+            if !reached.load(Ordering::SeqCst) {
+                assert!(at > 30, "a run of {at} requests is too short");
+                break;
             }
         }
     }

@@ -4,6 +4,8 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::ops::ControlFlow;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -27,7 +29,7 @@ use stageline::core::unit::{Bytes, MicroDollars, Millis};
 use stageline::machine::Machines;
 use stageline::observe;
 use stageline::provider::sim::{
-    self, AccountSpec, CrashPoint, FaultTable, Shape, SimMachine, SimProvider, Verb,
+    self, AccountSpec, CrashPoint, FaultTable, Hook, Shape, SimMachine, SimProvider, Verb,
 };
 use stageline::provider::{Blind, Boot, CreateRequest, Machine, Provider, Released, Traits};
 use stageline::store::testing::{Fate, FaultyStore, Gate, Request, Verb as Asked};
@@ -127,6 +129,10 @@ pub(crate) struct Tool {
     pub script: Arc<dyn Fn(&Request) -> Fate + Send + Sync>,
     pub interrupt: CancellationToken,
     pub parallelism: usize,
+    /// All machines together; none is what the topology says.
+    pub cap: Option<MicroDollars>,
+    /// Sees each call, before it may die.
+    pub hook: Hook,
     /// Sees each event.
     pub watcher: Arc<dyn Fn(&Event) + Send + Sync>,
 }
@@ -142,6 +148,8 @@ impl Tool {
             script: Arc::new(|_| Fate::Pass),
             interrupt: CancellationToken::new(),
             parallelism: PARALLELISM,
+            cap: None,
+            hook: Arc::new(|_| ControlFlow::Continue(())),
             watcher: Arc::new(|_| {}),
         }
     }
@@ -201,7 +209,11 @@ impl World {
         let crash = tool.crash.clone();
         // No two commands are given at the same moment: equal plans of two moments differ.
         self.clock.advance(Duration::from_secs(1));
-        self.sim.set_hook(Some(crash.hook()));
+        let (look, dies) = (tool.hook.clone(), crash.hook());
+        self.sim.set_hook(Some(Arc::new(move |point| {
+            look(point)?;
+            dies(point)
+        })));
         let ended = self.process(async {
             tokio::select! {
                 biased;
@@ -297,7 +309,7 @@ impl World {
         };
         let options = apply::Options {
             parallelism: tool.parallelism,
-            max_total_per_hour: limits.max_total_per_hour,
+            max_total_per_hour: tool.cap.or(limits.max_total_per_hour),
             interrupt: tool.interrupt.clone(),
             grace: Millis(1500),
         };
@@ -486,11 +498,21 @@ fn begin(plan: &Plan, job: &Job, start: Start) -> Begin {
         Job::Destroy => "destroy",
     };
     Begin {
-        command: command.to_owned(),
-        by: "ada@engine".to_owned(),
         plan: Some(plan.id),
         resume: start == Start::Resume,
         expect_projection: (start == Start::Fresh).then_some(plan.base),
+        ..begin_of(command)
+    }
+}
+
+/// How a run opens that carries out no plan.
+pub(crate) fn begin_of(command: &str) -> Begin {
+    Begin {
+        command: command.to_owned(),
+        by: "ada@engine".to_owned(),
+        plan: None,
+        resume: false,
+        expect_projection: None,
         first: Some(First {
             lineage: LINEAGE,
             operator: OperatorId([9; 32]),
@@ -509,6 +531,12 @@ fn limits_of(job: &Job) -> Limits {
             max_leases: None,
         },
     }
+}
+
+/// Says which case it was when it fails.
+pub(crate) fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let done = std::panic::catch_unwind(AssertUnwindSafe(work));
+    done.unwrap_or_else(|_| panic!("{what}"))
 }
 
 /// Machines with a receipt.

@@ -230,7 +230,9 @@ impl State {
         );
         self.by_label.insert(label);
         if let Some(endpoint) = machine.endpoint {
-            self.by_endpoint.insert(endpoint, machine.id.clone());
+            // Of several machines by one create the first one answers to their key.
+            let first = self.by_endpoint.entry(endpoint);
+            first.or_insert_with(|| machine.id.clone());
         }
         self.machines.insert(machine.id.clone(), machine);
     }

@@ -1,0 +1,636 @@
+//! Every kind of step against every kind of fault: the outcome says what happened and to which resource, the other
+//! branches go on, and once the fault is mended the next run ends clean.
+
+use std::time::Duration;
+
+use stageline::core::id::Address;
+use stageline::core::journal::Verb as StepVerb;
+use stageline::core::offer::Facts;
+use stageline::core::resource::FailureClass;
+use stageline::core::unit::Bytes;
+use stageline::provider::sim::{AccountSpec, Fault, FaultTable, Side, Verb, When};
+
+use super::world::{Job, PRICE, Report, TWO, Tool, World, facts, shape, told};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What must come of a run under a fault.
+enum Then {
+    /// All steps are done all the same.
+    Settles,
+    /// This step of one resource fails for a reason of this class, and nothing is in doubt.
+    Refused(StepVerb, FailureClass),
+    /// This step of one resource may have acted.
+    InDoubt(StepVerb),
+}
+
+fn report(world: &World, job: &Job) -> Report {
+    world.command_of(job)
+}
+
+fn apply_job() -> Job {
+    Job::Apply(TWO.to_owned())
+}
+
+/// A topology whose machines must have what the offers claim.
+fn strict() -> String {
+    TWO.replace(
+        "provider = \"here\"\n",
+        "provider = \"here\"\nwhere = \"cpus>=8, memory>=16\"\n",
+    )
+}
+
+fn account() -> AccountSpec {
+    let mut account = AccountSpec::new(vec![
+        shape("a", PRICE),
+        shape("b", PRICE.saturating_add(PRICE)),
+        shape("c", PRICE.saturating_add(PRICE).saturating_add(PRICE)),
+    ]);
+    account.traits.late_commit_window = 10 * MINUTE;
+    account.traits.visibility_delay = 2 * MINUTE;
+    account
+}
+
+/// The run under a fault; what becomes of it; and that it ends clean once the fault is mended.
+fn check(what: &str, text: &str, faults: FaultTable, then: &Then) -> World {
+    told(what, || checked(text, faults, then))
+}
+
+fn checked(text: &str, faults: FaultTable, then: &Then) -> World {
+    let world = World::with(account());
+    world.faults(faults);
+    let report = report(&world, &Job::Apply(text.to_owned()));
+    check_outcome(&report, then);
+    world.check_books();
+    match then {
+        Then::Settles => world.check_settled(text, &report),
+        Then::Refused(..) | Then::InDoubt(_) => {
+            world.faults(FaultTable::none());
+            let report = world.apply(text);
+            world.check_settled(text, &report);
+        }
+    }
+    assert_eq!(world.ours().len(), 2);
+    world
+}
+
+fn check_outcome(report: &Report, then: &Then) {
+    let summary = &report.summary;
+    let (verb, in_doubt) = match then {
+        Then::Settles => return,
+        Then::Refused(verb, _) => (*verb, false),
+        Then::InDoubt(verb) => (*verb, true),
+    };
+    let [failed] = summary.failed.as_slice() else {
+        panic!("one step fails: {summary:#?}");
+    };
+    assert_eq!(
+        (failed.verb, failed.in_doubt),
+        (verb, in_doubt),
+        "{failed:?}"
+    );
+    if let Then::Refused(_, class) = then {
+        assert_eq!(failed.cause.class, *class, "{failed:?}");
+    }
+    let address = failed.address.to_string();
+    let blamed = |other: &Address| other.to_string() == address;
+    for (_, _, by) in &summary.blocked {
+        assert!(by.as_ref().is_some_and(blamed), "{summary:#?}");
+    }
+    assert!(summary.journal.is_none() && !summary.interrupted);
+    // The other machine is as it should be.
+    if failed.address.kind() == "lease" {
+        let others = report.state.existing().filter_map(|(a, _)| a.lease());
+        let ready = others
+            .filter(|lease| lease.to_string() != address)
+            .filter_map(|lease| report.state.lease(lease))
+            .filter(|held| held.ready.is_some());
+        assert_eq!(ready.count(), 1, "the other branch goes on: {summary:#?}");
+    }
+}
+
+fn once(verb: Verb, fault: Fault) -> FaultTable {
+    FaultTable::none().on(verb, When::Nth(1), fault)
+}
+
+fn always(verb: Verb, fault: Fault) -> FaultTable {
+    FaultTable::none().on(verb, When::Always, fault)
+}
+
+#[test]
+fn a_refused_create_moves_on_or_stops_its_branch() {
+    for class in [FailureClass::Capacity, FailureClass::OfferGone] {
+        let faults = once(Verb::Create, Fault::Refused(class));
+        let world = check(&format!("{class:?}"), TWO, faults, &Then::Settles);
+        assert_eq!(world.sim.count(Verb::Create), 3);
+        assert_eq!(world.sim.machines().len(), 2);
+    }
+    for class in [
+        FailureClass::Quota,
+        FailureClass::Money,
+        FailureClass::Auth,
+        FailureClass::Config,
+        FailureClass::Rate,
+        FailureClass::Unknown,
+    ] {
+        let faults = once(Verb::Create, Fault::Refused(class));
+        let then = Then::Refused(StepVerb::Acquire, class);
+        let world = check(&format!("{class:?}"), TWO, faults, &then);
+        assert_eq!(world.sim.machines().len(), 2);
+    }
+    // All that is on the list is tried once each, then it is given up.
+    let then = Then::Refused(StepVerb::Acquire, FailureClass::Capacity);
+    let faults = FaultTable::none()
+        .on(Verb::Create, When::Nth(1), Fault::CapacityGone)
+        .on(Verb::Create, When::From(3), Fault::CapacityGone);
+    let world = check("none left", TWO, faults, &then);
+    let before = world.sim.count(Verb::Create);
+    assert_eq!(
+        before, 5,
+        "three offers and one more machine, then a new one"
+    );
+}
+
+#[test]
+fn a_create_in_doubt_ends_with_one_machine() {
+    let faults = [
+        Fault::CreateErrorAfterCommit,
+        Fault::CreateTimeoutAfterCommit,
+        Fault::CreateCut,
+        Fault::CreateLateCommit(MINUTE),
+        Fault::CreateLateCommit(5 * MINUTE),
+        Fault::CreateLateCommit(10 * MINUTE),
+    ];
+    for fault in faults {
+        let what = fault.knob();
+        for lag in [Duration::ZERO, 2 * MINUTE] {
+            let faults = once(Verb::Create, fault.clone()).on(
+                Verb::Create,
+                When::Nth(1),
+                Fault::ListLag(lag),
+            );
+            let world = check(what, TWO, faults, &Then::Settles);
+            assert_eq!(
+                world.sim.machines().len(),
+                2,
+                "{what}: nothing is made twice"
+            );
+            world.check_gone(&world.destroy());
+        }
+    }
+}
+
+#[test]
+fn a_create_that_made_nothing_is_tried_again_after_the_horizon_only() {
+    let world = check(
+        "none",
+        TWO,
+        once(Verb::Create, Fault::CreateErrorNoCommit),
+        &Then::Settles,
+    );
+    let calls = world.sim.calls();
+    let creates: Vec<_> = calls
+        .iter()
+        .filter(|call| call.verb == Verb::Create)
+        .collect();
+    assert_eq!(creates.len(), 3);
+    let waited = creates[2].at - creates[0].at;
+    assert!(
+        waited >= 12 * MINUTE + Duration::from_secs(30),
+        "{waited:?}"
+    );
+    let world = check(
+        "zero",
+        TWO,
+        once(Verb::Create, Fault::CreateWrongCount(0)),
+        &Then::Settles,
+    );
+    assert_eq!(world.sim.machines().len(), 2);
+}
+
+#[test]
+fn what_a_create_made_too_much_is_released() {
+    for fault in [
+        Fault::CreateWrongCount(2),
+        Fault::CreateWrongCount(5),
+        Fault::CreateRefusedWithId,
+    ] {
+        let world = check(fault.knob(), TWO, once(Verb::Create, fault), &Then::Settles);
+        assert!(world.sim.machines().len() > 2);
+    }
+}
+
+/// The second machine of a create is listed only when the first one is kept already.
+#[test]
+fn what_a_create_made_too_much_is_released_also_when_it_is_listed_late() {
+    let world = World::new();
+    world.faults(once(Verb::Create, Fault::CreateWrongCount(2)));
+    let sim = world.sim.clone();
+    let mut tool = Tool::new();
+    tool.hook = std::sync::Arc::new(move |point| {
+        if point.verb == Verb::Create && point.side == Side::After && point.call == 4 {
+            let second = sim.machines().remove(1);
+            let shown = Duration::from_secs(1);
+            sim.alter(&second.id, |machine, now| machine.listed_from = now + shown);
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    let report = world
+        .run(&tool, &apply_job())
+        .expect("it lives")
+        .expect("it runs");
+    world.check_settled(TWO, &report);
+    assert_eq!(world.sim.machines().len(), 3);
+}
+
+/// The end of a machine that is one too many is proven, too.
+#[test]
+fn an_extra_is_gone_only_when_the_listing_proves_it() {
+    let faults = once(Verb::Create, Fault::CreateWrongCount(2));
+    let faults = faults.on(Verb::Release, When::Until(3), Fault::TerminateNoop);
+    let world = check("noop", TWO, faults, &Then::Settles);
+    assert!(world.sim.count(Verb::Release) > 3);
+}
+
+/// The tool dies while a create is in doubt whose machine appears minutes later.
+#[test]
+fn destroy_waits_for_what_may_still_appear() {
+    let world = World::with(account());
+    world.faults(FaultTable::none().on(
+        Verb::Create,
+        When::Always,
+        Fault::CreateLateCommit(9 * MINUTE),
+    ));
+    let mut tool = Tool::new();
+    let token = tool.interrupt.clone();
+    tool.hook = std::sync::Arc::new(move |point| {
+        if point.verb == Verb::Create {
+            token.cancel();
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    let report = world
+        .run(&tool, &apply_job())
+        .expect("it lives")
+        .expect("it runs");
+    assert!(report.summary.interrupted);
+    assert_eq!(world.ours(), [], "they are still to come");
+    world.check_gone(&world.destroy());
+    world.clock.advance(60 * MINUTE);
+    assert_eq!(world.ours(), []);
+    assert_eq!(world.sim.machines().len(), 2);
+}
+
+/// An adapter that declares less than its provider takes: the extra comes when nobody looks for it any more.
+#[test]
+fn a_machine_that_comes_later_than_declared_is_found_by_destroy() {
+    let world = World::new();
+    world.faults(once(Verb::Create, Fault::CreateLateCommit(9 * MINUTE)));
+    let report = world.apply(TWO);
+    assert!(report.summary.finished());
+    world.clock.advance(10 * MINUTE);
+    assert_eq!(world.ours().len(), 3);
+    world.check_gone(&world.destroy());
+}
+
+fn blindness() -> Vec<Fault> {
+    vec![
+        Fault::ListSuccessFalse,
+        Fault::ListPageLost,
+        Fault::ListTruncated,
+        Fault::RateLimited(None),
+        Fault::RateLimited(Some(Duration::from_secs(7))),
+        Fault::AuthRevoked,
+    ]
+}
+
+#[test]
+fn a_blind_listing_is_no_empty_one() {
+    for fault in blindness() {
+        println!("{fault:?}");
+        let faults = always(Verb::Find, fault.clone()).on(
+            Verb::Create,
+            When::Nth(1),
+            Fault::CreateErrorAfterCommit,
+        );
+        let world = check("in doubt", TWO, faults, &Then::InDoubt(StepVerb::Acquire));
+        assert_eq!(world.sim.machines().len(), 2, "nothing was rented blindly");
+        // Neither is anything declared gone.
+        let lost = world.ours()[0].id.clone();
+        world.sim.vanish(&lost);
+        world.faults(always(Verb::List, fault.clone()));
+        let plan = world.next_plan(TWO);
+        assert!(plan.is_empty(), "{:#?}", plan.changes);
+        let faults = always(Verb::List, fault.clone()).on(Verb::Find, When::Always, fault);
+        world.faults(faults);
+        let report = world.destroy();
+        let doubts = report
+            .summary
+            .failed
+            .iter()
+            .filter(|failed| failed.in_doubt);
+        assert_eq!(doubts.count(), 2, "{:#?}", report.summary);
+        assert!(!world.state().is_empty());
+        world.faults(FaultTable::none());
+        world.check_gone(&world.destroy());
+    }
+}
+
+#[test]
+fn nothing_is_rented_from_an_account_that_cannot_be_seen() {
+    for fault in blindness() {
+        let world = World::new();
+        world.faults(always(Verb::Search, fault.clone()));
+        let refused = world.run(&Tool::new(), &apply_job()).expect("it lives");
+        assert!(refused.expect_err("no plan").0.contains("plan/blind"));
+        let then = Then::Refused(StepVerb::Acquire, FailureClass::Unknown);
+        let world = check("quote", TWO, once(Verb::Quote, fault), &then);
+        assert_eq!(world.sim.count(Verb::Create), 2);
+    }
+}
+
+#[test]
+fn an_offer_that_changed_is_compared_again() {
+    // The quote is read between the plan and the create; only the first one is gone.
+    let world = check(
+        "gone",
+        TWO,
+        once(Verb::Quote, Fault::OfferGone),
+        &Then::Settles,
+    );
+    assert_eq!(world.sim.machines().len(), 2);
+}
+
+#[test]
+fn a_machine_that_never_gets_ready_is_released() {
+    let small = Facts {
+        memory: Bytes::gib(2),
+        ..facts()
+    };
+    let cases = [
+        (Fault::BootNever, FailureClass::Unknown),
+        (Fault::AgentMute, FailureClass::Unknown),
+        (
+            Fault::BootDies(Duration::from_secs(2), "OCI error".to_owned()),
+            FailureClass::Unknown,
+        ),
+        (
+            Fault::Preempt(Duration::from_secs(2)),
+            FailureClass::Unknown,
+        ),
+        (
+            Fault::BootWrongFacts(Box::new(small.clone())),
+            FailureClass::OfferGone,
+        ),
+        (
+            Fault::CreateOtherMachine(Box::new(small)),
+            FailureClass::OfferGone,
+        ),
+        (Fault::PricePerMille(20_000), FailureClass::OfferGone),
+    ];
+    for (fault, class) in cases {
+        println!("{fault:?}");
+        let world = World::with(account());
+        world.faults(once(Verb::Create, fault));
+        let report = world.apply(&strict());
+        check_outcome(&report, &Then::Refused(StepVerb::Await, class));
+        let failed = &report.summary.failed[0];
+        assert!(
+            failed.cause.message.contains(&failed.address.to_string()),
+            "{failed:?}"
+        );
+        assert_eq!(world.ours().len(), 1, "it costs nothing any more");
+        // The plan that was cut off says so and does not invent a machine; a new one heals it.
+        let again = world.command_of(&Job::Resume(strict()));
+        assert_eq!(again.summary.failed.len(), 1, "{:#?}", again.summary);
+        assert!(
+            again.summary.failed[0]
+                .cause
+                .message
+                .contains("never became ready")
+        );
+        world.check_settled(&strict(), &world.apply(&strict()));
+        world.check_gone(&world.destroy());
+    }
+}
+
+#[test]
+fn a_machine_that_needs_its_time_gets_it() {
+    let slow = [
+        Fault::BootSlow(15 * MINUTE),
+        Fault::HostOffline(Duration::from_secs(1), 2 * MINUTE),
+        Fault::AddressMissing,
+        Fault::ListLag(2 * MINUTE),
+        Fault::GetLag(2 * MINUTE),
+        Fault::ServerClockOff(-7200),
+        Fault::ServerClockOff(7200),
+        Fault::Slow(Duration::from_secs(20)),
+    ];
+    for fault in slow {
+        let world = check(fault.knob(), TWO, once(Verb::Create, fault), &Then::Settles);
+        assert_eq!(world.sim.machines().len(), 2);
+        world.check_gone(&world.destroy());
+    }
+}
+
+/// Somebody else ends a machine while it is on its way: noticed long before the time for getting ready is up.
+#[test]
+fn a_machine_that_is_gone_is_not_waited_for_until_the_end() {
+    let world = World::with(account());
+    world.faults(once(Verb::Create, Fault::BootNever));
+    let sim = world.sim.clone();
+    let mut tool = Tool::new();
+    tool.hook = std::sync::Arc::new(move |point| {
+        if point.verb == Verb::Check {
+            unreachable!("one machine is missing");
+        }
+        for machine in sim.alive() {
+            if machine.ready_at.is_none() && sim.count(Verb::Describe) > 20 {
+                sim.vanish(&machine.id);
+            }
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    let start = stageline::ambient::Clock::boottime(&world.clock);
+    let report = world
+        .run(&tool, &apply_job())
+        .expect("it lives")
+        .expect("it runs");
+    check_outcome(
+        &report,
+        &Then::Refused(StepVerb::Await, FailureClass::Unknown),
+    );
+    let took = stageline::ambient::Clock::boottime(&world.clock) - start;
+    assert!(took < 16 * MINUTE, "{took:?}");
+    world.check_settled(TWO, &world.apply(TWO));
+}
+
+#[test]
+fn a_release_is_done_when_the_listing_proves_it() {
+    let passing = [
+        once(Verb::Release, Fault::TerminateNoop),
+        once(Verb::Release, Fault::TerminateErrorAfterCommit),
+        FaultTable::none().on(Verb::Release, When::Until(6), Fault::TerminateErrorNoCommit),
+        always(Verb::Release, Fault::DeleteLate(3 * MINUTE)),
+        FaultTable::none().on(Verb::Release, When::Until(2), Fault::ListGhost(3 * MINUTE)),
+        FaultTable::none().on(Verb::Find, When::Until(6), Fault::ListTruncated),
+        FaultTable::none().on(Verb::Release, When::Until(6), Fault::RateLimited(None)),
+    ];
+    for faults in passing {
+        println!("{faults:?}");
+        let world = World::with(account());
+        world.apply(TWO);
+        world.faults(faults);
+        world.check_gone(&world.destroy());
+        assert_eq!(world.sim.alive(), []);
+    }
+    let lasting = [
+        always(Verb::Release, Fault::TerminateNoop),
+        always(Verb::Release, Fault::TerminateErrorNoCommit),
+        always(Verb::Release, Fault::AuthRevoked),
+        always(Verb::Release, Fault::DeleteLate(60 * MINUTE)),
+    ];
+    for faults in lasting {
+        println!("{faults:?}");
+        let world = World::with(account());
+        world.apply(TWO);
+        world.faults(faults);
+        let report = world.destroy();
+        assert_eq!(report.summary.failed.len(), 2, "{:#?}", report.summary);
+        for failed in &report.summary.failed {
+            assert!(
+                failed.in_doubt && failed.verb == StepVerb::Release,
+                "{failed:?}"
+            );
+            assert!(
+                failed.cause.message.contains(&failed.address.to_string()),
+                "{failed:?}"
+            );
+        }
+        world.check_books();
+        assert_eq!(world.ours().len(), 2);
+        // An apply in between replaces what is half gone.
+        world.faults(FaultTable::none());
+        world.clock.advance(60 * MINUTE);
+        world.check_settled(TWO, &world.apply(TWO));
+        world.check_gone(&world.destroy());
+    }
+}
+
+/// The tool dies while it releases a machine that is not what was asked for: the next run goes on with the release.
+#[test]
+fn a_release_that_was_begun_is_gone_on_with() {
+    let small = Facts {
+        memory: Bytes::gib(2),
+        ..facts()
+    };
+    let world = World::with(account());
+    world.faults(once(Verb::Create, Fault::BootWrongFacts(Box::new(small))));
+    let crash = stageline::provider::sim::CrashPoint::at(1);
+    let mut tool = Tool::new();
+    let (dying, token) = (crash.clone(), tool.interrupt.clone());
+    tool.hook = std::sync::Arc::new(move |point| {
+        if point.verb == Verb::Release {
+            token.cancel();
+            return dying.step();
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    let report = world
+        .run(&tool, &Job::Apply(strict()))
+        .expect("it lives")
+        .expect("it runs");
+    assert!(report.summary.interrupted, "{:#?}", report.summary);
+    assert_eq!(world.ours().len(), 2);
+    world.check_settled(&strict(), &world.apply(&strict()));
+}
+
+/// A lease that never became ready and cannot be released either is in doubt, and the next run goes on with it.
+#[test]
+fn a_machine_that_cannot_be_released_stays_on_the_books() {
+    let world = World::with(account());
+    let faults = once(
+        Verb::Create,
+        Fault::BootDies(Duration::from_secs(2), "broken".to_owned()),
+    );
+    world.faults(faults.on(Verb::Release, When::Always, Fault::TerminateErrorNoCommit));
+    let report = world.apply(TWO);
+    check_outcome(&report, &Then::InDoubt(StepVerb::Await));
+    world.check_books();
+    assert_eq!(world.ours().len(), 2);
+    world.faults(FaultTable::none());
+    world.check_settled(TWO, &world.apply(TWO));
+    world.check_gone(&world.destroy());
+}
+
+#[test]
+fn an_agent_that_does_not_answer_at_once_is_asked_again() {
+    for verb in [Verb::Deliver, Verb::Start, Verb::Check, Verb::Expose] {
+        for fault in [Fault::Unreachable, Fault::CutAfterEffect] {
+            check(fault.knob(), TWO, once(verb, fault), &Then::Settles);
+        }
+    }
+}
+
+#[test]
+fn an_agent_that_refuses_or_is_silent_stops_its_branch() {
+    let steps = [
+        (Verb::Deliver, StepVerb::Deliver),
+        (Verb::Start, StepVerb::Start),
+        (Verb::Check, StepVerb::Check),
+        (Verb::Expose, StepVerb::Expose),
+    ];
+    for (verb, step) in steps {
+        let refuses = Fault::AgentRefuses("broken".to_owned(), "it is broken".to_owned());
+        let then = Then::Refused(step, FailureClass::Config);
+        check("refuses", TWO, once(verb, refuses), &then);
+        let world = World::with(account());
+        world.faults(always(verb, Fault::Unreachable));
+        let report = world.apply(TWO);
+        assert!(!report.summary.failed.is_empty());
+        for failed in &report.summary.failed {
+            assert_eq!((failed.verb, failed.in_doubt), (step, false), "{failed:?}");
+            assert!(failed.cause.message.contains("lease.box["), "{failed:?}");
+        }
+        world.check_books();
+        world.faults(FaultTable::none());
+        world.check_settled(TWO, &world.apply(TWO));
+    }
+    let then = Then::Refused(StepVerb::Start, FailureClass::Config);
+    let fails = Fault::WorkerFails("exit status 1".to_owned());
+    check("worker", TWO, once(Verb::Start, fails), &then);
+    let then = Then::Refused(StepVerb::Check, FailureClass::Config);
+    let nonsense = Fault::WrongAnswer("no".to_owned());
+    check("nonsense", TWO, once(Verb::Check, nonsense), &then);
+}
+
+/// Taking down what stays on a machine that stays: the agent is asked again, and a refusal is not success.
+#[test]
+fn what_is_no_longer_declared_is_taken_down_or_stays_recorded() {
+    let bare = TWO.split("[pipeline.toy]").next().expect("text").to_owned();
+    for (verb, step) in [
+        (Verb::Stop, StepVerb::Stop),
+        (Verb::Unexpose, StepVerb::Unexpose),
+    ] {
+        for fault in [Fault::Unreachable, Fault::CutAfterEffect] {
+            let world = World::new();
+            world.apply(TWO);
+            world.faults(once(verb, fault));
+            world.check_settled(&bare, &world.apply(&bare));
+        }
+        let world = World::new();
+        world.apply(TWO);
+        world.faults(always(verb, Fault::Unreachable));
+        let report = world.apply(&bare);
+        assert!(
+            report
+                .summary
+                .failed
+                .iter()
+                .all(|failed| failed.verb == step)
+        );
+        assert!(!report.summary.failed.is_empty());
+        world.faults(FaultTable::none());
+        world.check_settled(&bare, &world.apply(&bare));
+    }
+}
