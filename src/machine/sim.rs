@@ -160,6 +160,12 @@ impl Machines for SimMachines {
     async fn deliver(&self, target: &Target, delivery: Delivery<'_>) -> Result<(), MachineError> {
         let mut shares = BTreeMap::new();
         for (pipeline, share) in &delivery.spec.pipelines {
+            let stages = share.roster.iter().map(|line| &line.lease);
+            let mut named = stages.chain(&share.prompt_from);
+            if let Some(missing) = named.find(|lease| !delivery.peers.contains_key(*lease)) {
+                let message = format!("the roster of {pipeline} names {missing}, who is unknown");
+                return Err(refused(target, "roster-incomplete", &message));
+            }
             shares.insert(
                 pipeline.clone(),
                 (share_fingerprint(share), delivery.revision),

@@ -14,6 +14,27 @@ fn what_is_declared_comes_up_and_goes() {
     world.check_gone(&again);
 }
 
+/// The way in is on one machine and serves a pipeline of another one, whose agent must know who may send prompts.
+#[test]
+fn a_way_in_to_the_pipeline_of_another_machine_comes_up() {
+    let text = format!(
+        "{}\n[pipeline.other]\nengine = \"stub\"\nstages = [{{ on = \"lease.box[1]\" }}]\n",
+        TWO.replace("pipelines = [\"toy\"]", "pipelines = [\"toy\", \"other\"]")
+            .replace(", { on = \"lease.box[1]\" }", "")
+    );
+    let world = World::new();
+    world.check_settled(&text, &world.apply(&text));
+    // A new machine at the way in has a new key, which the other one must learn.
+    let at = world.ours().remove(0);
+    assert!(world.sim.vanish(&at.id));
+    let report = world.apply(&text);
+    world.check_settled(&text, &report);
+    let keys = world.ours().into_iter().map(|machine| machine.agent.peers);
+    let known = keys.filter(|peers| peers.len() == 2).count();
+    assert_eq!(known, 1, "the agent of the served pipeline knows both");
+    assert_eq!(report.state.existing().count(), 9);
+}
+
 #[test]
 fn changes_of_every_kind_settle() {
     let world = World::new();
