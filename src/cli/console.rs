@@ -154,7 +154,7 @@ impl Console {
     pub fn confirm(&self, question: &str) -> Result<bool, Failure> {
         if !self.can_ask {
             return Err(Failure::user("nobody can be asked: this is not a terminal").hint(
-                "review with `stageline plan --out plans/NAME.plan.json` and apply that file, or use --auto-approve",
+                "use --auto-approve; or save a plan with `stageline plan --out FILE` (with --destroy one that ends everything), review it and apply that file",
             ));
         }
         let mut err = io::stderr().lock();
