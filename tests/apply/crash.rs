@@ -130,7 +130,7 @@ fn a_kill_at_any_call_is_followed_by_a_clean_end() {
 fn a_kill_of_the_resumed_run_is_followed_by_a_clean_end_too() {
     for (n, case) in cases().iter().enumerate() {
         let points = points(case);
-        for first in (1..=points).step_by(11) {
+        for first in (1..=points).step_by(17) {
             for second in (1 + first % 7..).step_by(13) {
                 let again = if second % 2 == 0 {
                     case.job.clone()

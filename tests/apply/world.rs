@@ -428,9 +428,12 @@ impl World {
 
     /// What the next command would do.
     pub fn next_plan(&self, text: &str) -> Plan {
-        let state = self.state();
+        self.next_plan_of(&self.state(), text)
+    }
+
+    fn next_plan_of(&self, state: &State, text: &str) -> Plan {
         let job = Job::Apply(text.to_owned());
-        let plan = self.process(self.draft(&state, &job));
+        let plan = self.process(self.draft(state, &job));
         plan.unwrap_or_else(|refusal| panic!("{}", refusal.0))
     }
 
@@ -444,8 +447,11 @@ impl World {
 
     /// What always holds, between any two commands: no machine that nobody would find, and no key used twice.
     pub fn check_books(&self) {
-        let state = self.state();
-        let keys = known(&state);
+        self.check_books_of(&self.state());
+    }
+
+    fn check_books_of(&self, state: &State) {
+        let keys = known(state);
         for machine in self.ours() {
             let key: RequestKey = machine.label.parse().expect("it carries our mark");
             assert!(keys.contains(&key), "{key} is up and nobody knows of it");
@@ -469,8 +475,8 @@ impl World {
     pub fn check_settled(&self, text: &str, report: &Report) {
         let summary = &report.summary;
         assert!(summary.finished(), "{summary:#?}");
-        self.check_books();
         let state = self.state();
+        self.check_books_of(&state);
         let up: BTreeSet<MachineId> = self.ours().into_iter().map(|m| m.id).collect();
         let receipts = receipts(&state);
         assert_eq!(up, receipts, "what is up and what is recorded differ");
@@ -478,7 +484,7 @@ impl World {
             assert!(recorded.attempts.is_empty(), "{address} has open tries");
             assert_eq!(recorded.pending, None, "{address}");
         }
-        let next = self.next_plan(text);
+        let next = self.next_plan_of(&state, text);
         assert!(next.is_empty(), "the next plan: {:#?}", next.changes);
     }
 
@@ -486,8 +492,9 @@ impl World {
     pub fn check_gone(&self, report: &Report) {
         let summary = &report.summary;
         assert!(summary.finished(), "{summary:#?}");
-        self.check_books();
-        assert!(self.state().is_empty(), "{:#?}", self.state());
+        let state = self.state();
+        self.check_books_of(&state);
+        assert!(state.is_empty(), "{state:#?}");
         assert_eq!(self.ours(), [], "something is left");
     }
 }
