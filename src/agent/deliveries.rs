@@ -62,16 +62,29 @@ impl Deliveries {
     /// # Errors
     /// [`Refusal`] when a roster is not the operator's or is older than ours, a model is not present, or the disk does not
     /// take the record; nothing has changed then.
-    pub fn replace(&self, shares: BTreeMap<Name, DeliveredShare>) -> Result<Vec<Name>, Refusal> {
+    pub fn replace(
+        &self,
+        mut shares: BTreeMap<Name, DeliveredShare>,
+    ) -> Result<Vec<Name>, Refusal> {
         for (pipeline, share) in &shares {
             self.check(pipeline, share)?;
         }
         let mut kept = self.kept.lock().expect("no holder panics");
-        for (pipeline, share) in &shares {
-            let ours = kept.get(pipeline).map(|old| self.revision(&old.roster));
-            let theirs = self.revision(&share.roster);
-            if ours.is_some_and(|ours| ours > theirs) {
-                let ours = ours.unwrap_or_default();
+        for (pipeline, share) in &mut shares {
+            let Some(old) = kept.get(pipeline) else {
+                continue;
+            };
+            let (ours, theirs) = (self.revision(&old.roster), self.revision(&share.roster));
+            if ours > theirs {
+                // A neighbour that was delivered to first has told us: the same list under its own, higher revision.
+                let same = self
+                    .read(&old.roster)
+                    .zip(self.read(&share.roster))
+                    .is_some_and(|(ours, theirs)| ours.says_the_same(&theirs));
+                if same {
+                    share.roster = old.roster.clone();
+                    continue;
+                }
                 let message = format!(
                     "{pipeline}: the roster has revision {theirs}; revision {ours} is here already"
                 );

@@ -30,6 +30,7 @@ use crate::machine::plain::Stripper;
 use crate::machine::spans::Spans;
 use crate::machine::{AgentStatus, Answer, LogSource, fetch};
 use crate::pipeline::infer::{self, Event, InferCode, InferError, Input, Sampling};
+use crate::pipeline::roster::RosterError;
 
 /// Requests at once; an operator has a few.
 const REQUESTS_MAX: usize = 64;
@@ -385,9 +386,12 @@ impl Inner {
             self.fabric.forget(&pipeline);
         }
         for (pipeline, roster) in rosters {
-            self.fabric
-                .set_roster(roster)
-                .map_err(|error| deliveries::roster_refusal(&pipeline, &error))?;
+            match self.fabric.set_roster(roster.clone()) {
+                Ok(_) => {}
+                // The neighbours' deliveries are of the same plan; one of them may have told us first.
+                Err(RosterError::Stale { .. }) if self.fabric.knows(&pipeline, &roster) => {}
+                Err(error) => return Err(deliveries::roster_refusal(&pipeline, &error)),
+            }
         }
         self.fabric.undrain();
         Ok(Reply::Done)

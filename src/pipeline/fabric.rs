@@ -159,6 +159,14 @@ impl Fabric {
         self.shared.roster(pipeline)
     }
 
+    /// Whether the roster that is here says the same as this one, whatever the revisions are.
+    pub fn knows(&self, pipeline: &Name, signed: &SignedRoster) -> bool {
+        let config = &self.shared.config;
+        let theirs = signed.verify(&config.operator, &config.lineage);
+        let ours = self.shared.roster(pipeline);
+        matches!((ours, theirs), (Some((_, ours)), Ok(theirs)) if ours.says_the_same(&theirs))
+    }
+
     /// Forgets a pipeline: its edges are closed and its requests fail.
     pub fn forget(&self, pipeline: &Name) {
         if let Some(known) = self.shared.known().remove(pipeline) {

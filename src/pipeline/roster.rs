@@ -180,6 +180,15 @@ impl Roster {
         })
     }
 
+    /// Whether another one says the same under another revision: the deliveries of one plan differ in nothing else.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let same = Self {
+            revision: other.revision,
+            ..self.clone()
+        };
+        same == *other
+    }
+
     /// How many stages there are.
     pub fn num_stages(&self) -> u32 {
         u32::try_from(self.stages.len()).expect("checked: at most 128 stages")

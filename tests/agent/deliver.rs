@@ -89,7 +89,16 @@ async fn a_model_is_sent_once_and_known_after_a_restart() {
         Some(&model.size.0),
         "nothing is sent again"
     );
-    let error = deliver(&world, &target, &spec, 2).await.expect_err("older");
+    // What a neighbour of the same plan has told already is no news, and no fault.
+    deliver(&world, &target, &spec, 2).await.expect("the same");
+    let kept = world.status(&target).await.deliveries;
+    assert_eq!(kept, [(pipeline(), (digest, JournalNumber(4)))].into());
+    let mut other = spec.clone();
+    let share = other.pipelines.get_mut(&pipeline()).expect("there");
+    share.max_in_flight += 1;
+    let error = deliver(&world, &target, &other, 2)
+        .await
+        .expect_err("older");
     assert_eq!(refusal(error).0, "stale");
     agent.shutdown().await;
 }
