@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use stageline::core::journal::Verb as StepVerb;
 use stageline::core::resource::FailureClass;
 use stageline::core::unit::MicroDollars;
 use stageline::provider::sim::{AccountSpec, CrashPoint, Fault, FaultTable, Verb, When};
@@ -187,7 +188,18 @@ fn story(seed: u64) {
     world.faults(FaultTable::none());
     // A worker that a killed run left somewhere is none of the books, but machines are.
     let strangers = world.sim.alive().len() - world.ours().len();
-    world.check_settled(&text, &world.apply(&text));
+    let mut report = world.apply(&text);
+    if !report.summary.finished() {
+        // A machine that an earlier run left on its way may never come up; that is found out and ended only now.
+        let mut failed = report.summary.failed.iter();
+        assert!(
+            failed.all(|failed| failed.verb == StepVerb::Await),
+            "{:#?}",
+            report.summary
+        );
+        report = world.apply(&text);
+    }
+    world.check_settled(&text, &report);
     world.check_gone(&world.destroy());
     assert_eq!(
         world.sim.alive().len(),
