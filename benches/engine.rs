@@ -20,7 +20,7 @@ use stageline::core::id::{
 };
 use stageline::core::offer::{Facts, QuoteId, Supply};
 use stageline::core::plan::{self, Draft, Market, Mode, Plan};
-use stageline::core::resource::{Cause, FailureClass};
+use stageline::core::resource::{Cause, FailureClass, Spec};
 use stageline::core::state::{Observed, State};
 use stageline::core::topology::{self, SecretRef, SourceFile, VarSources};
 use stageline::core::unit::{Bytes, MicroDollars, Millis};
@@ -34,15 +34,21 @@ const LINEAGE: Lineage = Lineage([7; 16]);
 
 struct Identity;
 
+/// The secret key of one try; its public key is what a simulated agent answers to.
+fn secret(lease: &LeaseId, generation: Generation, attempt: Attempt) -> [u8; 32] {
+    let text = format!("{lease} {generation} {attempt}");
+    stageline::core::id::Fingerprint::of(text.as_bytes()).0
+}
+
 impl Keys for Identity {
     fn endpoint(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> EndpointKey {
-        let text = format!("{lease} {generation} {attempt}");
-        EndpointKey(stageline::core::id::Fingerprint::of(text.as_bytes()).0)
+        let secret = iroh::SecretKey::from_bytes(&secret(lease, generation, attempt));
+        EndpointKey(*secret.public().as_bytes())
     }
 
     fn boot(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> Boot {
         Boot {
-            agent_key: SecretBox::new(Box::new(self.endpoint(lease, generation, attempt).0)),
+            agent_key: SecretBox::new(Box::new(secret(lease, generation, attempt))),
             operator: OperatorId([1; 32]),
             lineage: LINEAGE,
             lease: lease.clone(),
@@ -96,13 +102,21 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
         text,
     }];
     let (topology, _) = topology::read(&files, &VarSources::default()).expect("a topology");
-    let desired = plan::expand(&topology, &BTreeMap::new()).expect("it can be expanded");
+    let mut desired = plan::expand(&topology, &BTreeMap::new()).expect("it can be expanded");
+    // No topology can name the simulator.
+    for spec in desired.specs.values_mut() {
+        if let Spec::Lease(lease) = spec {
+            for terms in &mut lease.terms {
+                provider.kind().clone_into(&mut terms.provider_kind);
+            }
+        }
+    }
     let quotes = provider
         .search(&Default::default())
         .await
         .map_err(|blind| blind.cause);
     let market = Market {
-        kind: "local".to_owned(),
+        kind: provider.kind().to_owned(),
         free: false,
         quotes,
     };

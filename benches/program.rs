@@ -51,11 +51,20 @@ fn case(name: &str, folder: &Path, arguments: &[&str]) {
     );
 }
 
+/// One `local` provider has at most 1,024 slots, so there are as many providers as that takes.
 fn topology(folder: &Path, leases: usize) {
-    let text = format!(
-        "version = 1\nname = \"bench\"\n[provider.here]\nkind = \"local\"\nslots = 100000\n[offer.any]\nprovider = \"here\"\n\
-         [lease.box]\noffers = [\"any\"]\ncount = {leases}\n"
-    );
+    let providers = leases.div_ceil(1024);
+    let mut text = "version = 1\nname = \"bench\"\n".to_owned();
+    for n in 0..providers {
+        text.push_str(&format!(
+            "[provider.here{n}]\nkind = \"local\"\nslots = 1024\n[offer.any{n}]\nprovider = \"here{n}\"\n"
+        ));
+    }
+    let offers: Vec<String> = (0..providers).map(|n| format!("\"any{n}\"")).collect();
+    text.push_str(&format!(
+        "[lease.box]\noffers = [{}]\ncount = {leases}\n",
+        offers.join(", ")
+    ));
     std::fs::write(folder.join("topology.toml"), text).expect("a folder");
 }
 
