@@ -7,6 +7,7 @@ pub mod local;
 pub mod sim;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +43,65 @@ pub struct Traits {
     pub free: bool,
     /// Least time between two requests to one endpoint; zero is no gate.
     pub rate: Duration,
+    /// How long a machine may stay in a phase of its boot; a phase that is not here has the whole `acquire_timeout`.
+    pub phases: Vec<PhaseLimit>,
+}
+
+/// How long a machine may stay in one phase of its boot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PhaseLimit {
+    /// [`Phase::name`], or [`AGENT_PHASE`].
+    pub phase: String,
+    /// From when it was first seen in it.
+    pub within: Duration,
+}
+
+/// The phase of a machine that runs and whose agent does not answer yet.
+pub const AGENT_PHASE: &str = "waiting for its agent";
+
+/// A step on a machine's way from create to running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// In the provider's words, always the same for the same phase: `pulling image`.
+    pub name: String,
+    /// How far it is, where the provider says so.
+    pub percent: Option<u8>,
+}
+
+impl Phase {
+    /// A phase that nobody knows the end of.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            percent: None,
+        }
+    }
+
+    /// The same, so many hundredths done.
+    #[must_use]
+    pub fn at(mut self, percent: u8) -> Self {
+        self.percent = Some(percent.min(100));
+        self
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.percent {
+            Some(percent) => write!(f, "{} {percent} %", self.name),
+            None => f.pad(&self.name),
+        }
+    }
+}
+
+impl Traits {
+    /// How long a machine may stay in this phase; none is for as long as the whole boot may take.
+    pub fn within(&self, phase: &str) -> Option<Duration> {
+        let mut limits = self.phases.iter();
+        limits
+            .find(|limit| limit.phase == phase)
+            .map(|limit| limit.within)
+    }
 }
 
 /// All that a new machine needs so that its agent can prove who it is.
@@ -77,8 +137,8 @@ pub struct CreateRequest {
 /// Where a machine is in its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MachineStatus {
-    /// On its way; the phase in the provider's words.
-    Pending(String),
+    /// On its way.
+    Pending(Phase),
     /// Up, which says nothing about its agent.
     Running,
     /// On its way out, still billed.

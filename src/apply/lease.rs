@@ -458,7 +458,7 @@ impl<'a> Run<'a> {
                 let phase = "it is being ended by somebody else";
                 return Ok(Glance::Pending(phase.to_owned()));
             }
-            MachineStatus::Pending(phase) => return Ok(Glance::Pending(phase)),
+            MachineStatus::Pending(phase) => return Ok(Glance::Pending(phase.to_string())),
             MachineStatus::Running => {}
         }
         let (generation, attempt) = held.request_key.try_of();

@@ -29,7 +29,9 @@ use self::process::{Processes, boot_id};
 use crate::agent::facts::{self, Gpus};
 use crate::agent::folder::{Folder, FolderError};
 use crate::ambient::{SharedClock, crash_point};
-use crate::provider::{Blind, CreateRequest, Machine, MachineStatus, Provider, Released, Traits};
+use crate::provider::{
+    Blind, CreateRequest, Machine, MachineStatus, Phase, Provider, Released, Traits,
+};
 
 /// There is one kind of machine: this computer.
 const QUOTE: &str = "local";
@@ -89,6 +91,7 @@ impl LocalProvider {
             offers_are_one: false,
             free: settings.price_per_hour == MicroDollars::ZERO,
             rate: Duration::ZERO,
+            phases: Vec::new(),
         };
         let root = resolved(&settings.root);
         let inner = Inner {
@@ -269,7 +272,10 @@ fn dead(words: &str) -> (MachineStatus, Contact) {
 }
 
 fn pending(words: &str) -> (MachineStatus, Contact) {
-    (MachineStatus::Pending(words.to_owned()), Contact::default())
+    (
+        MachineStatus::Pending(Phase::new(words)),
+        Contact::default(),
+    )
 }
 
 /// Whether it is there; an error when that cannot be told.

@@ -17,7 +17,7 @@ use super::fault::{Fault, FaultTable, Verb};
 use super::hook::{CallPoint, Hook, Side};
 use crate::ambient::SharedClock;
 use crate::machine::sim::{AgentState, SimMachines};
-use crate::provider::{MachineStatus, Traits};
+use crate::provider::{MachineStatus, Phase, Traits};
 
 /// Something that an account rents out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +62,7 @@ impl AccountSpec {
                 offers_are_one: false,
                 free: false,
                 rate: Duration::ZERO,
+                phases: Vec::new(),
             },
             shapes,
             faults: FaultTable::none(),
@@ -154,14 +155,20 @@ impl SimMachine {
             return Some(MachineStatus::Dead(words.clone()));
         }
         if self.is_offline(now) {
-            return Some(MachineStatus::Pending("offline".to_owned()));
+            return Some(MachineStatus::Pending(Phase::new("offline")));
         }
         match self.ready_at {
             Some(ready) if ready <= now => Some(MachineStatus::Running),
             Some(ready) if now - self.made_at < (ready - self.made_at) / 3 => {
-                Some(MachineStatus::Pending("creating".to_owned()))
+                Some(MachineStatus::Pending(Phase::new("creating")))
             }
-            Some(_) | None => Some(MachineStatus::Pending("loading".to_owned())),
+            Some(ready) => {
+                let span = (ready - self.made_at).as_millis().max(1);
+                let percent = (now - self.made_at).as_millis() * 100 / span;
+                let percent = u8::try_from(percent).unwrap_or(100);
+                Some(MachineStatus::Pending(Phase::new("loading").at(percent)))
+            }
+            None => Some(MachineStatus::Pending(Phase::new("loading"))),
         }
     }
 
