@@ -6,9 +6,10 @@
 //! as drift. What it refuses: to decide. It knows no plan and no state.
 //!
 //! No worker outlives it. Asked to end, it ends its workers' process groups. Killed, its workers see their stdin end,
-//! which is the protocol's goodbye. One that does not listen to that is ended by the next agent in the folder, which
-//! finds it by `workers/*.pid` and by the folder's name in its environment ([`folder::MACHINE_DIR`]); a provider that
-//! releases the machine does the same ([`process::end_leftovers`]).
+//! which is the protocol's goodbye, and on Linux the kernel kills them ([`spawn`]). What a worker itself started and left
+//! behind is ended by the next agent in the folder, which finds it by `workers/*.pid` and by the folder's name in its
+//! environment ([`folder::MACHINE_DIR`]); a provider that releases the machine does the same
+//! ([`process::end_leftovers`]).
 
 mod blobs;
 mod deliveries;
@@ -21,6 +22,7 @@ mod log;
 mod output;
 pub mod process;
 mod server;
+pub mod spawn;
 mod stages;
 
 use std::path::PathBuf;
@@ -54,6 +56,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(3);
 pub struct AgentOptions {
     /// Its folder, with `agent.key` and `agent.json`.
     pub dir: PathBuf,
+    /// The program `stageline`, which becomes each worker so that it dies with the agent; none starts workers directly.
+    pub runner: Option<PathBuf>,
 }
 
 /// Why an agent does not run.
@@ -133,6 +137,11 @@ impl Agent {
         // Nobody may be pointed at where an earlier agent was.
         folder::remove_file(&folder.contact())?;
         let config = folder.read_config()?;
+        let spawner = spawn::Spawner::new(options.runner.clone());
+        let spawner = spawner.map_err(|source| AgentError::System {
+            what: "start a thread",
+            source,
+        })?;
         let key = Secret::new(folder.read_key()?);
         let relay = config
             .relay
@@ -140,7 +149,13 @@ impl Agent {
             .map(|url| RelaySettings { url, ca_pem: None });
         let endpoint = bind(&key, relay, before).await?;
         let contact = endpoint::contact(&endpoint);
-        let inner = Arc::new(Inner::new(config, folder, endpoint.clone(), policy)?);
+        let inner = Arc::new(Inner::new(
+            config,
+            folder,
+            endpoint.clone(),
+            spawner,
+            policy,
+        )?);
         let router = Router::builder(endpoint)
             .accept(
                 control::ALPN,
@@ -192,6 +207,7 @@ impl Inner {
         config: Config,
         folder: Folder,
         endpoint: iroh::Endpoint,
+        spawner: spawn::Spawner,
         policy: RestartPolicy,
     ) -> Result<Self, AgentError> {
         let clock: SharedClock = Arc::new(SystemClock);
@@ -219,7 +235,7 @@ impl Inner {
         }
         let site = launch::Site::here(folder.root());
         Ok(Self {
-            stages: stages::Stages::new(fabric.clone(), folder.clone(), site, policy),
+            stages: stages::Stages::new(fabric.clone(), folder.clone(), site, spawner, policy),
             exposures: exposures::Exposures::new(
                 config.lease.clone(),
                 fabric.clone(),

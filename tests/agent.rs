@@ -116,6 +116,7 @@ impl World {
     async fn agent(&self, index: u32) -> (Agent, Target) {
         let options = AgentOptions {
             dir: self.folder(index),
+            runner: Some(env!("CARGO_BIN_EXE_stageline").into()),
         };
         let policy = RestartPolicy {
             restarts_max: 2,

@@ -15,13 +15,14 @@ use stageline_core::stage_protocol::{
     Decoder, ErrorCode, FromWorker, Message as _, Ready, ToWorker,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::folder;
 use super::launch::Launch;
 use super::output::{LogFile, Scrubber};
+use super::spawn::{Spawner, not_started};
 use crate::pipeline::link::LINK_DEPTH;
 
 /// How long a worker may take to end after its stdin ended and it was asked to.
@@ -76,15 +77,16 @@ impl Process {
     ///
     /// # Errors
     /// One sentence, without any value of its environment.
-    pub fn start(
+    pub(super) async fn start(
+        spawner: &Spawner,
         launch: &Launch,
         scrubber: Scrubber,
         log: LogFile,
         pid_file: PathBuf,
         dir: &Path,
     ) -> Result<Self, String> {
-        let mut child = Command::new(&launch.program)
-            .args(&launch.args)
+        let mut command = spawner.command(launch);
+        command
             .env_clear()
             .envs(&launch.env)
             .current_dir(dir)
@@ -92,9 +94,9 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| not_started(&launch.program, dir, &error))?;
+            .kill_on_drop(true);
+        let spawned = spawner.spawn(command).await;
+        let mut child = spawned.map_err(|error| not_started(&launch.program, dir, &error))?;
         let gone = || "the worker ended before it began".to_owned();
         let number = child.id().and_then(|id| i32::try_from(id).ok());
         let group = number.and_then(Pid::from_raw).ok_or_else(gone)?;
@@ -151,19 +153,6 @@ impl Process {
         }
         folder::remove_file(&self.pid_file).ok();
         status.ok().and_then(Result::ok)
-    }
-}
-
-/// Why a program was not started, in words.
-fn not_started(program: &Path, dir: &Path, error: &std::io::Error) -> String {
-    let program = program.display();
-    if !dir.is_dir() {
-        // The system says the same then as of a program that is missing.
-        format!("the machine's folder {} is gone", dir.display())
-    } else if error.kind() == std::io::ErrorKind::NotFound {
-        format!("the program `{program}` does not exist on this machine")
-    } else {
-        format!("the program `{program}` cannot be started: {error}")
     }
 }
 

@@ -23,6 +23,7 @@ use super::folder::{self, Folder};
 use super::launch::{self, Launch, Site};
 use super::output::{self, LogFile, Scrubber};
 use super::process::{Notice, Process, in_words};
+use super::spawn::{NOT_STARTED, Spawner};
 use crate::machine::control::Refusal;
 use crate::machine::{StageStatus, WorkerState};
 use crate::pipeline::Fabric;
@@ -70,6 +71,7 @@ pub struct Stages {
     fabric: Fabric,
     folder: Folder,
     site: Site,
+    spawner: Spawner,
     policy: RestartPolicy,
     entries: Mutex<BTreeMap<StageId, Entry>>,
     /// One start or stop at a time; waiting for a worker to be ready does not hold it.
@@ -115,11 +117,18 @@ enum End {
 
 impl Stages {
     /// No stage yet.
-    pub fn new(fabric: Fabric, folder: Folder, site: Site, policy: RestartPolicy) -> Self {
+    pub(super) fn new(
+        fabric: Fabric,
+        folder: Folder,
+        site: Site,
+        spawner: Spawner,
+        policy: RestartPolicy,
+    ) -> Self {
         Self {
             fabric,
             folder,
             site,
+            spawner,
             policy,
             entries: Mutex::default(),
             changes: tokio::sync::Mutex::default(),
@@ -190,6 +199,7 @@ impl Stages {
             stage: stage.clone(),
             spec: spec.clone(),
             launch,
+            spawner: self.spawner.clone(),
             secrets: secrets.values().cloned().collect(),
             policy: self.policy,
             tell,
@@ -296,6 +306,7 @@ struct Keeper {
     stage: StageId,
     spec: StageSpec,
     launch: Option<Launch>,
+    spawner: Spawner,
     secrets: Vec<SecretString>,
     policy: RestartPolicy,
     tell: watch::Sender<Known>,
@@ -409,14 +420,7 @@ impl Keeper {
     }
 
     async fn once_process(&self, launch: &Launch) -> End {
-        let started = LogFile::open(self.folder.worker_log(&self.stage))
-            .map_err(|error| format!("its log cannot be written: {error}"))
-            .and_then(|log| {
-                let scrubber = Scrubber::new(&self.secrets);
-                let pid_file = self.folder.worker_pid(&self.stage);
-                Process::start(launch, scrubber, log, pid_file, self.folder.root())
-            });
-        let mut process = match started {
+        let mut process = match self.begin(launch).await {
             Ok(process) => process,
             Err(why) => return self.ended("worker-missing", &why, false, false),
         };
@@ -442,6 +446,7 @@ impl Keeper {
                 self.ended("worker-exited", &self.with_log(&why), was_ready, false)
             }
             Some(Gone::Bad(code, why)) => self.ended(code, &self.with_log(&why), was_ready, false),
+            Some(Gone::NotStarted(why)) => self.ended("worker-missing", &why, false, false),
             Some(Gone::Cannot(why)) => self.ended("worker-failed", &why, was_ready, true),
             None => End::Stopped,
         };
@@ -450,6 +455,15 @@ impl Keeper {
             self.fabric.detach(&self.stage, &refusal.message);
         }
         end
+    }
+
+    async fn begin(&self, launch: &Launch) -> Result<Process, String> {
+        let log = LogFile::open(self.folder.worker_log(&self.stage))
+            .map_err(|error| format!("its log cannot be written: {error}"))?;
+        let scrubber = Scrubber::new(&self.secrets);
+        let pid_file = self.folder.worker_pid(&self.stage);
+        let dir = self.folder.root();
+        Process::start(&self.spawner, launch, scrubber, log, pid_file, dir).await
     }
 
     /// Watches a worker until it ends, does wrong, or is to stop. Returns that, and whether it was ready.
@@ -567,6 +581,8 @@ enum Gone {
     Exited,
     /// It did wrong: code, why.
     Bad(&'static str, String),
+    /// It never became the worker's program.
+    NotStarted(String),
     /// It cannot run, and starting it again does not help.
     Cannot(String),
 }
@@ -575,6 +591,9 @@ fn gone(notice: Option<Notice>) -> Gone {
     match notice {
         // Its stdout ended: either it is ending, or it will never answer again.
         None | Some(Notice::Closed) => Gone::Exited,
+        Some(Notice::Failed(code, message)) if code.name() == NOT_STARTED => {
+            Gone::NotStarted(message)
+        }
         Some(Notice::Failed(code, message)) => Gone::Cannot(format!("{message} ({code})")),
         Some(Notice::Broken(why)) => Gone::Bad("worker-protocol", format!("it printed {why}")),
         Some(Notice::Loading(..) | Notice::Ready(_)) => Gone::Bad(

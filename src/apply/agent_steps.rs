@@ -121,10 +121,7 @@ impl<'a> Run<'a> {
 
     pub(super) async fn stop_stage(&self, act: Act<'a>) -> Result<(), Stop> {
         let stage = stage_of(act)?;
-        let on = self.recorded_spec(&act.step.address, |spec| match spec {
-            Spec::Stage(stage) => Some(stage.on.clone()),
-            Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_) => None,
-        });
+        let on = self.recorded_on(&act.step.address);
         self.protocol(act, |_| async move {
             // A stage that was never started has nothing to stop.
             let Some(on) = on else {
@@ -216,10 +213,7 @@ impl<'a> Run<'a> {
                 act.step.address
             ))));
         };
-        let at = self.recorded_spec(&act.step.address, |spec| match spec {
-            Spec::Exposure(exposure) => Some(exposure.at.clone()),
-            Spec::Lease(_) | Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) => None,
-        });
+        let at = self.recorded_on(&act.step.address);
         self.protocol(act, |_| async move {
             let Some(at) = at else {
                 return Ok(Outcome::Done(Made::default()));
@@ -268,14 +262,6 @@ impl<'a> Run<'a> {
             Ok((name.clone(), self.effects.secrets.read(reference)?))
         };
         wanted.iter().map(read).collect()
-    }
-
-    fn recorded_spec(
-        &self,
-        address: &Address,
-        look: impl FnOnce(&Spec) -> Option<LeaseId>,
-    ) -> Option<LeaseId> {
-        self.state(|state| state.resources.get(address)?.spec.as_ref().and_then(look))
     }
 
     fn delivery_spec(&self, address: &Address) -> Result<&'a DeliverySpec, Stop> {

@@ -53,6 +53,7 @@ impl<'a> Run<'a> {
             generation: act.step.generation,
             verb: Verb::Release,
             launch: None,
+            on: None,
             at: self.effects.clock.now(),
         };
         self.journal.append(vec![intended]).await?;

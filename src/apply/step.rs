@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, Generation, JournalNumber, LeaseId};
-use stageline_core::journal::{Launch, Record};
+use stageline_core::journal::{Launch, Record, Verb};
 use stageline_core::plan::{Change, Plan, Step, StepId};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome, Receipt, Spec};
 use stageline_core::state::State;
@@ -97,6 +97,7 @@ impl<'a> Run<'a> {
             generation: act.step.generation,
             verb: act.step.verb,
             launch,
+            on: self.on(act.step),
             at: self.effects.clock.now(),
         };
         let number = self.journal.append(vec![record]).await?;
@@ -106,6 +107,30 @@ impl<'a> Run<'a> {
             verb: act.step.verb,
         });
         Ok(number)
+    }
+
+    /// The machine that a step acts on, for what stands on one.
+    fn on(&self, step: &Step) -> Option<LeaseId> {
+        match step.verb {
+            Verb::Start | Verb::Expose => match self.changes.get(&step.address)?.spec.as_ref()? {
+                Spec::Stage(stage) => Some(stage.on.clone()),
+                Spec::Exposure(exposure) => Some(exposure.at.clone()),
+                Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) => None,
+            },
+            Verb::Stop | Verb::Unexpose => self.recorded_on(&step.address),
+            Verb::Acquire
+            | Verb::Await
+            | Verb::Record
+            | Verb::Deliver
+            | Verb::Check
+            | Verb::Forget
+            | Verb::Release => None,
+        }
+    }
+
+    /// The machine that something recorded is on, or may be on.
+    pub fn recorded_on(&self, address: &Address) -> Option<LeaseId> {
+        self.state(|state| state.resources.get(address)?.on().cloned())
     }
 
     /// Writes the outcome down. Returns when it is durable; only then may a dependent start.

@@ -1,22 +1,60 @@
 //! `agent`: the process on a leased machine.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::console::Console;
 use super::{Exit, Failure, session};
+use crate::agent::spawn::become_worker;
 use crate::agent::{self, AgentOptions};
+
+/// This program, whatever has become of its file since.
+const SELF: &str = "/proc/self/exe";
 
 /// The process on a leased machine; started by stageline itself.
 #[derive(Debug, clap::Args)]
+#[command(subcommand_negates_reqs = true)]
 pub(crate) struct Agent {
     /// Its folder, with its key and configuration
-    #[arg(long, value_name = "DIR")]
-    dir: PathBuf,
+    #[arg(long, value_name = "DIR", required = true)]
+    dir: Option<PathBuf>,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+/// What the agent starts of itself.
+#[derive(Debug, clap::Subcommand)]
+enum Part {
+    /// Become a worker that ends with its agent
+    #[command(hide = true)]
+    RunWorker {
+        /// The agent's process
+        #[arg(long)]
+        agent: u32,
+        /// The worker's program
+        program: PathBuf,
+        /// Its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
 }
 
 impl Agent {
-    pub fn run(self, _console: &Console) -> Result<Exit, Failure> {
-        let options = AgentOptions { dir: self.dir };
+    pub fn run(self, console: &Console) -> Result<Exit, Failure> {
+        if let Some(Part::RunWorker {
+            agent,
+            program,
+            args,
+        }) = self.part
+        {
+            let said = become_worker(agent, &program, &args);
+            console.data(&String::from_utf8_lossy(&said))?;
+            return Ok(Exit::User);
+        }
+        let options = AgentOptions {
+            dir: self.dir.unwrap_or_default(),
+            runner: cfg!(target_os = "linux").then(|| PathBuf::from(SELF)),
+        };
         session::runtime()?
             .block_on(agent::run(options))
             .map_err(|error| Failure::user(error.to_string()))?;

@@ -62,7 +62,7 @@ async fn up(world: &World, provider: &LocalProvider) -> Machine {
 }
 
 /// Every process that carries a folder below this one.
-fn carriers(root: &Path) -> usize {
+pub(super) fn carriers(root: &Path) -> usize {
     let marker = format!("STAGELINE_MACHINE_DIR={}", root.display());
     let entries = std::fs::read_dir("/proc").expect("readable").flatten();
     let environments = entries.filter_map(|e| std::fs::read(e.path().join("environ")).ok());

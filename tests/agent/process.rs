@@ -8,6 +8,7 @@ use stageline::agent::Folder;
 use stageline::agent::process::{WorkerMark, started};
 use stageline::machine::{Machines, Target, WorkerState};
 
+use super::leased::carriers;
 use super::{World, refusal, shell, spec, stage, until};
 
 fn spawn(dir: &Path) -> Child {
@@ -91,12 +92,16 @@ async fn killed_it_leaves_nothing_that_the_next_agent_does_not_end() {
     let (mut child, _, mark) = with_worker(&world).await;
     child.kill().expect("killed");
     child.wait().expect("reaped");
-    assert!(is_alive(&mark), "this worker obeys nothing");
+    // Nobody ends it but the kernel: it ignores the end of its stdin and every signal that can be ignored.
+    let gone = || async { (!is_alive(&mark)).then_some(()) };
+    until("the worker to die with its agent", gone).await;
+    // What the worker started itself is out of the kernel's reach.
+    let left = || async { (carriers(world.dir.path()) == 0).then_some(()) };
+    assert!(left().await.is_none(), "the worker had a child");
     let before = target(&world).await.contact;
     let mut child = spawn(&world.folder(0));
     // The address of the killed agent is still there until the next one has begun.
-    let gone = || async { (!is_alive(&mark)).then_some(()) };
-    until("the worker to be ended", gone).await;
+    until("the worker's child to be ended", left).await;
     let listens = || async {
         let target = target(&world).await;
         world.client.status(&target).await.ok()

@@ -126,6 +126,23 @@ fn a_kill_at_any_call_is_followed_by_a_clean_end() {
     }
 }
 
+/// A worker that a killed run may have started, and that the file no longer declares, is stopped by the next run.
+#[test]
+fn what_was_cut_off_and_is_no_longer_declared_does_not_run_on() {
+    let bare = TWO.split("[pipeline.toy]").next().expect("text");
+    let case = &cases()[0];
+    for at in 1..=points(case) {
+        told(&format!("killed at {at}"), || {
+            let world = killed(case, at);
+            world.check_settled(bare, &world.apply(bare));
+            for machine in world.ours() {
+                assert!(machine.agent.stages.is_empty(), "{:?}", machine.agent);
+                assert!(machine.agent.exposures.is_empty(), "{:?}", machine.agent);
+            }
+        });
+    }
+}
+
 #[test]
 fn a_kill_of_the_resumed_run_is_followed_by_a_clean_end_too() {
     for (n, case) in cases().iter().enumerate() {

@@ -267,6 +267,7 @@ fn launches(world: &World) -> usize {
             record,
             Record::Started {
                 launch: Some(_),
+                on: None,
                 ..
             }
         )

@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{
-    Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, Lineage, MachineId, Name,
-    Nonce, OperatorId, PlanId, RequestKey, WriterId,
+    Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, LeaseId, Lineage, MachineId,
+    Name, Nonce, OperatorId, PlanId, RequestKey, WriterId,
 };
 use crate::offer::QuoteId;
 use crate::plan::StepId;
@@ -78,6 +78,9 @@ pub enum Record {
         /// For an acquire: the try.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         launch: Option<Launch>,
+        /// On which machine, for what stands on one: known also when the outcome never came. Entries of before have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        on: Option<LeaseId>,
         /// When.
         #[schemars(with = "String")]
         at: Timestamp,

@@ -4,6 +4,7 @@
 //! number in it is checked before it is used, and nothing is allocated by a number that it claims. What the native worker
 //! cannot run (another architecture, a tensor type without a size) is refused here, before anything is rented.
 
+mod loaded;
 mod read;
 mod split;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+pub use loaded::loaded;
 pub use read::{HEADER_MAX, Parsed};
 pub use split::{Costs, SplitError, split, split_auto};
 
@@ -61,6 +63,8 @@ pub struct Tensor {
     pub numbers: u64,
     /// Whether a token is multiplied with all of it: it has rows and columns.
     pub is_matrix: bool,
+    /// Bytes of memory that it takes in the native worker on a processor, where a token is multiplied with it.
+    pub loaded: u64,
 }
 
 /// The header of a model file, read.
@@ -232,11 +236,9 @@ impl Index {
         exit: bool,
         tokens: u64,
     ) -> Result<Bytes, ModelError> {
-        let weights = self.bytes_of(&[layers], entry, exit)?;
-        let cache = self
-            .cache_of_block(tokens)
-            .saturating_mul(u64::from(layers.end - layers.start));
-        Ok(Bytes(weights.0.saturating_add(cache)))
+        self.check_layers(layers)?;
+        let costs = Costs::of(self, tokens);
+        Ok(Bytes(costs.memory(layers, entry, exit)))
     }
 
     /// Bytes that one layer keeps for so many positions.

@@ -35,7 +35,7 @@ pub use check::check;
 pub use draft::{Draft, Options, draft};
 pub use expand::{Desired, expand, expand_within, recorded_graph};
 pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit};
-pub use models::{ModelFacts, ModelShape};
+pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 
 /// The version that is written. A newer one is refused.
 pub const FORMAT: u32 = 1;

@@ -114,6 +114,9 @@ pub struct Recorded {
 pub struct Pending {
     /// What it does.
     pub verb: Verb,
+    /// On which machine, where it was written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<LeaseId>,
     /// Since when.
     #[schemars(with = "String")]
     pub at: Timestamp,
@@ -219,6 +222,17 @@ impl State {
 }
 
 impl Recorded {
+    /// The machine that a stage or an exposure is on, or may be on when its start was cut off.
+    pub fn on(&self) -> Option<&LeaseId> {
+        match &self.spec {
+            Some(Spec::Stage(spec)) => Some(&spec.on),
+            Some(Spec::Exposure(spec)) => Some(&spec.at),
+            Some(Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_)) | None => {
+                self.pending.as_ref()?.on.as_ref()
+            }
+        }
+    }
+
     /// What this resource costs or may cost per hour.
     pub fn committed_per_hour(&self) -> MicroDollars {
         let held = match &self.receipt {

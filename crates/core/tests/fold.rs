@@ -106,6 +106,7 @@ fn started(generation: u32, attempt: u32) -> Record {
             price_per_hour: PRICE,
             reservation: CEILING,
         }),
+        on: None,
         at: AT,
     }
 }
@@ -250,6 +251,7 @@ fn a_refused_step_that_is_no_try_leaves_the_resource_and_its_cause() {
         generation: Generation(1),
         verb: Verb::Await,
         launch: None,
+        on: None,
         at: AT,
     });
     let state = fold.check(refused(None));
@@ -478,4 +480,25 @@ fn bytes_that_are_no_entry_say_why() {
     assert_eq!(Entry::decode(strange), Err(EntryError::Newer { found: 9 }));
     let broken = b"{\"format\":1,\"records\":[{\"record\":\"teleported\"}]}\n";
     assert!(matches!(Entry::decode(broken), Err(EntryError::Invalid(_))));
+}
+
+#[test]
+fn a_start_says_where_and_one_of_before_is_still_read() {
+    let stage: Address = "stage.llama[0]".parse().expect("an address");
+    let started = |on: &str| {
+        let text = format!(
+            r#"{{"record":"started","address":"stage.llama[0]","generation":1,"verb":"start"{on},"at":"2026-01-02T03:04:05Z"}}"#
+        );
+        serde_json::from_str::<Record>(&text).expect("a record")
+    };
+    for (on, expected) in [
+        (r#","on":"lease.gpu[1]""#, Some("lease.gpu[1]")),
+        ("", None),
+    ] {
+        let mut fold = Fold::begun();
+        fold.check(started(on));
+        let recorded = &fold.state.resources[&stage];
+        assert_eq!(recorded.on().map(ToString::to_string).as_deref(), expected);
+        assert!(recorded.exists(), "it may run");
+    }
 }

@@ -257,6 +257,37 @@ mod tests {
         }
     }
 
+    /// What the planner counts on.
+    #[test]
+    fn a_loaded_weight_takes_the_memory_that_the_planner_counts() {
+        let formats = [
+            (GgmlDType::F32, 0),
+            (GgmlDType::F16, 1),
+            (GgmlDType::BF16, 30),
+            (GgmlDType::Q4_0, 2),
+            (GgmlDType::Q4_1, 3),
+            (GgmlDType::Q5_0, 6),
+            (GgmlDType::Q5_1, 7),
+            (GgmlDType::Q8_0, 8),
+        ];
+        let dense = Tensor::from_vec(numbers(6 * 96), (6, 96), &Device::Cpu).expect("shape");
+        for (dtype, kind) in formats {
+            let packed = QTensor::quantize(&dense, dtype).expect("known");
+            let stored = packed.storage_size_in_bytes() as u64;
+            let of = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
+            let kept = match Weight::new(packed).expect("known") {
+                Weight::Rewritten(weight, minima) => {
+                    weight.storage_size_in_bytes() + minima.as_ref().map_or(0, of)
+                }
+                Weight::Unpackable(weight) => weight.storage_size_in_bytes(),
+                Weight::Plain(QMatMul::QTensor(weight)) => weight.storage_size_in_bytes(),
+                Weight::Plain(QMatMul::Tensor(weight) | QMatMul::TensorF16(weight)) => of(&weight),
+            };
+            let counted = stageline_core::model::loaded(kind, 6 * 96, stored, true);
+            assert_eq!(kept as u64, counted, "{dtype:?}");
+        }
+    }
+
     #[test]
     fn products_agree_with_dense_ones_for_few_and_many_rows() {
         let formats = [

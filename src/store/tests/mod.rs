@@ -108,6 +108,7 @@ fn try_of(index: u32, attempt: Attempt) -> Record {
             price_per_hour: MicroDollars(100_000),
             reservation: MicroDollars(200_000),
         }),
+        on: None,
         address,
         generation: Generation(1),
         verb: Verb::Acquire,

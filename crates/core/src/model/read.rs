@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ARCHITECTURES, Index, ModelError, Tensor};
+use super::{ARCHITECTURES, Index, ModelError, Part, Tensor, loaded, part_of};
 
 /// A header longer than this is not read: the largest known vocabularies take a quarter of it.
 pub const HEADER_MAX: u64 = 128 << 20;
@@ -251,10 +251,18 @@ fn tensor<'a>(cursor: &mut Cursor<'a>) -> Read<(&'a str, Tensor)> {
     let length = (numbers / block).checked_mul(block_bytes);
     let end = length.and_then(|length| start.checked_add(length));
     let end = end.ok_or_else(|| wrong("lies behind the end of any file"))?;
+    let is_matrix = dimensions > 1;
+    let stored = end - start;
+    let in_layer = matches!(part_of(name), Part::Block(_));
     let tensor = Tensor {
         bytes: start..end,
         numbers,
-        is_matrix: dimensions > 1,
+        is_matrix,
+        loaded: if is_matrix {
+            loaded(kind, numbers, stored, in_layer)
+        } else {
+            stored
+        },
     };
     Ok((name, tensor))
 }

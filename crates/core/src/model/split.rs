@@ -5,7 +5,7 @@
 //! Among such cuts the largest share of bytes is made small, then the work is made even, then cuts come early. Memory is
 //! a limit, never a wish. The result is a pure function of its arguments.
 
-use super::{Index, Part, part_of};
+use super::{Index, Part, Tensor, part_of};
 use crate::topology::Layers;
 use crate::unit::Bytes;
 
@@ -42,10 +42,11 @@ fn does_not_fit(needed: &[Bytes], memory: &[Option<Bytes>]) -> String {
     )
 }
 
-/// What each part of a model costs a stage.
+/// What each part of a model costs a stage. Bytes are those of memory in the native worker ([`Costs::of`]), or of the
+/// file ([`Costs::stored`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Weights that a token is multiplied with, and bytes of the file, for each layer.
+    /// Weights that a token is multiplied with, and bytes, for each layer.
     pub layers: Vec<(u64, u64)>,
     /// Weights of the output head.
     pub exit_work: u64,
@@ -62,14 +63,46 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// The costs of a model, with keys and values of so many positions at once.
+    /// The costs of a model in memory, with keys and values of so many positions at once.
     pub fn of(index: &Index, tokens: u64) -> Self {
+        Self::counted(index, tokens, |tensor| tensor.loaded)
+    }
+
+    /// The same with the bytes that each part has in the file.
+    pub fn stored(index: &Index, tokens: u64) -> Self {
+        Self::counted(index, tokens, |tensor| {
+            tensor.bytes.end - tensor.bytes.start
+        })
+    }
+
+    /// Memory of a stage with these layers, which exist.
+    pub fn memory(&self, layers: Layers, entry: bool, exit: bool) -> u64 {
+        let (start, end) = (layers.start as usize, layers.end as usize);
+        let blocks = self.layers.get(start..end).unwrap_or_default();
+        let own = blocks.iter().map(|(_, bytes)| *bytes);
+        let ends = match (entry, exit) {
+            (false, false) => 0,
+            (true, false) => self.entry_bytes,
+            (false, true) => self.exit_bytes,
+            (true, true) => self.both_bytes,
+        };
+        let cache = self.cache_bytes.saturating_mul(blocks.len() as u64);
+        own.chain([ends, self.every_bytes, cache])
+            .fold(0, u64::saturating_add)
+    }
+
+    fn counted(index: &Index, tokens: u64, size: impl Fn(&Tensor) -> u64) -> Self {
         let mut layers = vec![(0_u64, 0_u64); index.blocks as usize];
         let mut exit_work = 0_u64;
-        let [mut every_bytes, mut entry_bytes, mut norm_bytes] = [index.data_start, 0, 0];
+        let [
+            mut every_bytes,
+            mut entry_bytes,
+            mut head_bytes,
+            mut norm_bytes,
+        ] = [index.data_start, 0, 0, 0];
         for (name, tensor) in &index.tensors {
             let work = if tensor.is_matrix { tensor.numbers } else { 0 };
-            let bytes = tensor.bytes.end - tensor.bytes.start;
+            let bytes = size(tensor);
             let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
             match part_of(name) {
                 Part::Block(block) => {
@@ -79,7 +112,9 @@ impl Costs {
                     }
                 }
                 Part::Embedding => {
-                    add(&mut entry_bytes, bytes);
+                    // Rows are looked up as the file has them; a head is multiplied with, and may be unpacked for it.
+                    add(&mut entry_bytes, tensor.bytes.end - tensor.bytes.start);
+                    add(&mut head_bytes, if index.is_tied { bytes } else { 0 });
                     // Looked up by the first stage; multiplied only where it is the head.
                     add(&mut exit_work, if index.is_tied { work } else { 0 });
                 }
@@ -90,13 +125,20 @@ impl Costs {
                 Part::Common => add(&mut every_bytes, bytes),
             }
         }
-        let tied_bytes = if index.is_tied { entry_bytes } else { 0 };
+        // A head that is the embedding as it is needs no room of its own.
+        let beside_entry = if head_bytes == entry_bytes {
+            0
+        } else {
+            head_bytes
+        };
         Self {
             layers,
             exit_work,
             entry_bytes,
-            exit_bytes: norm_bytes.saturating_add(tied_bytes),
-            both_bytes: norm_bytes.saturating_add(entry_bytes),
+            exit_bytes: norm_bytes.saturating_add(head_bytes),
+            both_bytes: norm_bytes
+                .saturating_add(entry_bytes)
+                .saturating_add(beside_entry),
             every_bytes,
             cache_bytes: index.cache_of_block(tokens),
         }

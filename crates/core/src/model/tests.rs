@@ -348,8 +348,9 @@ fn the_planner_s_summary_says_the_same_as_the_index() {
             ..Small::new(7)
         },
     ] {
+        use crate::plan::{Memory, ModelShape};
         let index = small.index();
-        let shape = crate::plan::ModelShape::from(&index);
+        let shape = ModelShape::from(&index);
         for (layers, entry, exit) in [
             (layers(0, 3), true, false),
             (layers(3, 7), false, true),
@@ -363,6 +364,7 @@ fn the_planner_s_summary_says_the_same_as_the_index() {
             let split = split_auto(&index, &vec![None; stages], 0);
             assert_eq!(shape.split(stages), split.ok());
         }
-        assert_eq!(shape.costs(9), Costs::of(&index, 9));
+        assert_eq!(shape.costs(9, Memory::Worker), Costs::of(&index, 9));
+        assert_eq!(shape.costs(9, Memory::File), Costs::stored(&index, 9));
     }
 }

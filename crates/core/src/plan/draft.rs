@@ -283,14 +283,9 @@ impl<'a> Drafting<'a> {
                     .recorded
                     .resources
                     .get(&Address::Stage(stage.clone()));
-                let here = recorded.is_none_or(|recorded| match &recorded.spec {
-                    Some(Spec::Stage(spec)) => spec.on == *lease,
-                    // Its start was not finished: it may be here.
-                    None => true,
-                    Some(
-                        Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_),
-                    ) => false,
-                });
+                // One whose start was not finished by a version that did not say where may be here.
+                let here =
+                    recorded.is_none_or(|recorded| recorded.on().is_none_or(|on| on == lease));
                 if recorded.is_none() || !here {
                     self.notes.push(format!(
                         "{lease} also has a worker for {stage}, which is not recorded there; it ends with the machine"
@@ -358,12 +353,10 @@ impl<'a> Drafting<'a> {
 
 /// The machine that a recorded resource is on.
 pub(super) fn machine_of<'a>(address: &'a Address, recorded: &'a Recorded) -> Option<&'a LeaseId> {
-    match (address, &recorded.spec) {
-        (Address::Lease(_) | Address::Pipeline(_) | Address::Bundle(_), _) => None,
-        (Address::Delivery(lease), _) => Some(lease),
-        (Address::Stage(_), Some(Spec::Stage(spec))) => Some(&spec.on),
-        (Address::Exposure(_), Some(Spec::Exposure(spec))) => Some(&spec.at),
-        (Address::Stage(_) | Address::Exposure(_), _) => None,
+    match address {
+        Address::Lease(_) | Address::Pipeline(_) | Address::Bundle(_) => None,
+        Address::Delivery(lease) => Some(lease),
+        Address::Stage(_) | Address::Exposure(_) => recorded.on(),
     }
 }
 

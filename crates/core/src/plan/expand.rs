@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::layers::{misplaced, too_long, unsplit};
-use super::models::{ModelFacts, ModelShape};
+use super::models::{Memory, ModelFacts, ModelShape};
 use crate::diagnostic::Diagnostic;
 use crate::graph::Graph;
 use crate::id::{Address, LeaseId, Name, StageId};
@@ -229,7 +229,7 @@ impl<'a> Expansion<'a> {
                     None => vec![None; on.len()],
                     Some(shape) => {
                         let tokens = pipeline.context.unwrap_or(shape.context);
-                        let costs = shape.costs(u64::from(tokens));
+                        let costs = shape.costs(u64::from(tokens), keeps(&pipeline.engine, 0));
                         match split(&costs, &self.share_memory(on)) {
                             Ok(cuts) => cuts.into_iter().map(Some).collect(),
                             Err(error) => {
@@ -299,10 +299,11 @@ impl<'a> Expansion<'a> {
         let context = pipeline.context.unwrap_or(shape.context);
         for (place, stage) in placed.iter().enumerate() {
             let Some(layers) = stage.layers else { continue };
-            let weights = shape.weights(&[layers], place == 0, place + 1 == placed.len());
+            let (entry, exit) = (place == 0, place + 1 == placed.len());
             // Room for one request with the whole context, or for several that share it.
-            let need = weights.0 + shape.cache(layers, context).0;
-            self.memory.entry(stage.on.clone()).or_default().0 += need;
+            let on = keeps(&pipeline.engine, stage.gpus);
+            let need = shape.memory(layers, entry, exit, context, on);
+            self.memory.entry(stage.on.clone()).or_default().0 += need.0;
         }
     }
 
@@ -455,6 +456,14 @@ impl<'a> Expansion<'a> {
                 Spec::Delivery(DeliverySpec { pipelines }),
             );
         }
+    }
+}
+
+/// How the program of a stage keeps its weights.
+fn keeps(engine: &Engine, gpus: u32) -> Memory {
+    match engine {
+        Engine::Native if gpus == 0 => Memory::Worker,
+        Engine::Native | Engine::Command(_) | Engine::Stub => Memory::File,
     }
 }
 

@@ -42,6 +42,28 @@ pub struct ModelShape {
     pub exit_work: u64,
     /// Key-value cache of one token in one layer.
     pub kv_per_token: Bytes,
+    /// What the native worker's memory takes on a processor, where that is not what the file takes.
+    pub loaded: Loaded,
+}
+
+/// Weights in the memory of the native worker on a processor, which rewrites some formats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// Each layer.
+    pub layers: Vec<Bytes>,
+    /// Output head and last norm.
+    pub exit: Bytes,
+    /// Embedding, output head and last norm in one stage.
+    pub both: Bytes,
+}
+
+/// How a stage's program keeps its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// As the file has them: on a GPU, and in programs that we do not know.
+    File,
+    /// As the native worker keeps them on a processor.
+    Worker,
 }
 
 impl ModelShape {
@@ -75,25 +97,42 @@ impl ModelShape {
         Bytes(self.kv_per_token.0 * count * u64::from(context))
     }
 
+    /// Memory of one stage: its weights, and its key-value cache with the whole context.
+    pub fn memory(
+        &self,
+        layers: Layers,
+        entry: bool,
+        exit: bool,
+        context: u32,
+        on: Memory,
+    ) -> Bytes {
+        let costs = self.costs(u64::from(context), on);
+        Bytes(costs.memory(layers, entry, exit))
+    }
+
     /// Cuts into `n` stages whose slowest is as fast as can be; none when there are fewer layers than stages.
     pub fn split(&self, n: usize) -> Option<Vec<Layers>> {
-        model::split(&self.costs(0), &vec![None; n]).ok()
+        model::split(&self.costs(0, Memory::Worker), &vec![None; n]).ok()
     }
 
     /// What each part costs a stage that keeps so many tokens at once.
-    pub fn costs(&self, tokens: u64) -> Costs {
-        let bytes = self.layers.iter().map(|bytes| bytes.0);
+    pub fn costs(&self, tokens: u64, on: Memory) -> Costs {
         let both = if self.tied {
-            self.entry.0.max(self.exit.0)
+            self.entry.max(self.exit)
         } else {
-            self.entry.0 + self.exit.0
+            Bytes(self.entry.0 + self.exit.0)
         };
+        let (layers, exit, both) = match on {
+            Memory::File => (&self.layers, self.exit, both),
+            Memory::Worker => (&self.loaded.layers, self.loaded.exit, self.loaded.both),
+        };
+        let bytes = layers.iter().map(|bytes| bytes.0);
         Costs {
             layers: self.work.iter().copied().zip(bytes).collect(),
             exit_work: self.exit_work,
             entry_bytes: self.entry.0,
-            exit_bytes: self.exit.0,
-            both_bytes: both,
+            exit_bytes: exit.0,
+            both_bytes: both.0,
             every_bytes: self.header.0,
             cache_bytes: self.kv_per_token.0.saturating_mul(tokens),
         }
@@ -102,7 +141,8 @@ impl ModelShape {
 
 impl From<&Index> for ModelShape {
     fn from(index: &Index) -> Self {
-        let costs = Costs::of(index, 1);
+        let costs = Costs::stored(index, 1);
+        let loaded = Costs::of(index, 1);
         Self {
             context: index.context_length,
             header: Bytes(costs.every_bytes),
@@ -113,6 +153,11 @@ impl From<&Index> for ModelShape {
             work: costs.layers.iter().map(|layer| layer.0).collect(),
             exit_work: costs.exit_work,
             kv_per_token: Bytes(costs.cache_bytes),
+            loaded: Loaded {
+                layers: loaded.layers.iter().map(|layer| Bytes(layer.1)).collect(),
+                exit: Bytes(loaded.exit_bytes),
+                both: Bytes(loaded.both_bytes),
+            },
         }
     }
 }
@@ -133,11 +178,20 @@ mod tests {
             work: vec![100; 30],
             exit_work: 800,
             kv_per_token: Bytes(1),
+            loaded: Loaded {
+                layers: vec![Bytes(190); 30],
+                exit: Bytes(800),
+                both: Bytes(800),
+            },
         };
         let cuts = shape.split(2).expect("30 layers");
         assert_eq!(cuts[0], Layers { start: 0, end: 19 });
         assert_eq!(cuts[1], Layers { start: 19, end: 30 });
         assert_eq!(shape.weights(&cuts, true, true), Bytes(3800));
+        let all = Layers { start: 0, end: 30 };
+        let memory = |on| shape.memory(all, true, true, 10, on);
+        assert_eq!(memory(Memory::File), Bytes(3800 + 300));
+        assert_eq!(memory(Memory::Worker), Bytes(800 + 30 * 190 + 300));
         assert_eq!(shape.split(31), None);
     }
 }

@@ -6,7 +6,7 @@ use super::{
     CONSUMED_MAX, Consumed, ENDED_MAX, EndedLease, Genesis, OpenAttempt, Pending, Recorded, Run,
     State,
 };
-use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber};
+use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId};
 use crate::journal::{Entry, Launch, Record, Verb};
 use crate::resource::{Cause, Receipt, Spec};
 use crate::unit::Timestamp;
@@ -122,10 +122,11 @@ impl State {
                 generation,
                 verb,
                 launch,
+                on,
                 at,
             } => self
                 .open(address, *generation)?
-                .start(*verb, launch.as_ref(), *at),
+                .start(*verb, launch.as_ref(), on.as_ref(), *at),
             Record::Done { .. } => self.done(record)?,
             Record::Refused {
                 address,
@@ -306,9 +307,10 @@ impl Recorded {
         }
     }
 
-    fn start(&mut self, verb: Verb, launch: Option<&Launch>, at: Timestamp) {
+    fn start(&mut self, verb: Verb, launch: Option<&Launch>, on: Option<&LeaseId>, at: Timestamp) {
         self.pending = Some(Pending {
             verb,
+            on: on.cloned(),
             at,
             cause: None,
         });

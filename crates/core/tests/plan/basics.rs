@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use stageline_core::id::{LeaseId, Sha256};
 use stageline_core::offer::Requirement;
 use stageline_core::plan::{
-    Desired, Draft, Markets, Mode, ModelFacts, ModelShape, Options, Plan, Verdict, check, draft,
-    expand,
+    Desired, Draft, Loaded, Markets, Mode, ModelFacts, ModelShape, Options, Plan, Verdict, check,
+    draft, expand,
 };
 use stageline_core::resource::ModelOrigin;
 use stageline_core::state::Observed;
@@ -49,6 +49,11 @@ pub fn model() -> ModelFacts {
             work: vec![3_538_944; 30],
             exit_work: 28_311_552,
             kv_per_token: Bytes(1536),
+            loaded: Loaded {
+                layers: vec![Bytes(4_370_000); 30],
+                exit: Bytes::mib(28),
+                both: Bytes::mib(28),
+            },
         }),
     }
 }

@@ -161,8 +161,23 @@ impl World {
             generation: step.generation,
             verb: step.verb,
             launch,
+            on: self.on(plan, step),
             at: now(),
         }]);
+    }
+
+    fn on(&self, plan: &Plan, step: &Step) -> Option<LeaseId> {
+        let spec = plan
+            .change(&step.address)
+            .and_then(|change| change.spec.as_ref());
+        match (step.verb, spec) {
+            (Verb::Start, Some(Spec::Stage(stage))) => Some(stage.on.clone()),
+            (Verb::Expose, Some(Spec::Exposure(exposure))) => Some(exposure.at.clone()),
+            (Verb::Stop | Verb::Unexpose, _) => {
+                self.state.resources.get(&step.address)?.on().cloned()
+            }
+            (_, _) => None,
+        }
     }
 
     pub fn finish(&mut self, plan: &Plan, step: &Step, id: Option<StepId>) {
