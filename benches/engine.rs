@@ -112,7 +112,7 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
         }
     }
     let quotes = provider
-        .search(&Default::default())
+        .search(&Default::default(), stageline_core::resource::DISK)
         .await
         .map_err(|blind| blind.cause);
     let market = Market {

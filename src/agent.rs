@@ -12,6 +12,7 @@
 //! ([`process::end_leftovers`]).
 
 mod blobs;
+pub mod boot;
 mod deliveries;
 mod exposures;
 pub mod facts;
@@ -25,6 +26,7 @@ mod server;
 pub mod spawn;
 mod stages;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +60,8 @@ pub struct AgentOptions {
     pub dir: PathBuf,
     /// The program `stageline`, which becomes each worker so that it dies with the agent; none starts workers directly.
     pub runner: Option<PathBuf>,
+    /// It ends when its standard input does: whoever holds the other end cannot leave it behind.
+    pub until_eof: bool,
 }
 
 /// Why an agent does not run.
@@ -94,6 +98,10 @@ struct Inner {
 
 impl Inner {
     async fn facts(&self) -> Facts {
+        // A simulator's machine is what the simulator says.
+        if let Some(facts) = self.folder.read_facts() {
+            return facts;
+        }
         let gpus = self.gpus.get_or_init(facts::gpus).await.clone();
         facts::measure_with(self.folder.root(), gpus)
     }
@@ -147,7 +155,7 @@ impl Agent {
             .relay
             .clone()
             .map(|url| RelaySettings { url, ca_pem: None });
-        let endpoint = bind(&key, relay, before).await?;
+        let endpoint = bind(&key, relay, config.listen, before).await?;
         let contact = endpoint::contact(&endpoint);
         let inner = Arc::new(Inner::new(
             config,
@@ -256,6 +264,7 @@ impl Inner {
 async fn bind(
     key: &Secret,
     relay: Option<RelaySettings>,
+    listen: Option<SocketAddr>,
     before: Option<Contact>,
 ) -> Result<iroh::Endpoint, EndpointError> {
     let options = |bind| EndpointOptions {
@@ -263,6 +272,9 @@ async fn bind(
         relay: relay.clone(),
         ..EndpointOptions::default()
     };
+    if listen.is_some() {
+        return endpoint::bind(key, options(listen)).await;
+    }
     let mut direct = before.into_iter().flat_map(|contact| contact.direct);
     if relay.is_none()
         && let Some(address) = direct.next()
@@ -271,6 +283,16 @@ async fn bind(
         return Ok(endpoint);
     }
     endpoint::bind(key, options(None)).await
+}
+
+/// Returns when standard input ends. The thread stays until then, whatever else happens.
+async fn input_ends() {
+    let (ended, end) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).ok();
+        ended.send(()).ok();
+    });
+    end.await.ok();
 }
 
 /// Runs an agent until it is told to end: the body of `stageline agent --dir DIR`.
@@ -287,8 +309,10 @@ pub async fn run(options: AgentOptions) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(system("wait for SIGTERM"))?;
     let started = Agent::start(&options).await;
     let agent = started.inspect_err(|error| tracing::error!(%error, "the agent does not start"))?;
-    terminate.recv().await;
-    tracing::info!("told to end");
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("told to end"),
+        () = input_ends(), if options.until_eof => tracing::info!("whoever started it is gone"),
+    }
     agent.shutdown().await;
     tracing::info!("ended");
     Ok(())

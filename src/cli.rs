@@ -20,6 +20,7 @@ mod plan;
 mod project;
 mod reporter;
 mod run;
+mod sellers;
 mod session;
 mod show;
 mod signals;

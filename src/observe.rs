@@ -9,11 +9,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream;
 use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
-use stageline_core::offer::Requirement;
-use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Spec};
+use stageline_core::offer::{Quote, QuoteId, Requirement};
+use stageline_core::resource::{Cause, DISK, FailureClass, LeaseReceipt, Spec};
 use stageline_core::state::{
     Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen, State,
 };
+use stageline_core::unit::Bytes;
 
 use crate::ambient::Clock;
 use crate::machine::{AgentStatus, Machines, Target, WorkerState, share_fingerprint};
@@ -202,15 +203,44 @@ fn delivered(recorded: &Recorded, status: &AgentStatus) -> Option<stageline_core
     whole.then(|| spec.fingerprint())
 }
 
+/// A provider, and what it is asked for.
+pub struct Asked {
+    /// Its table.
+    pub name: Name,
+    /// Itself.
+    pub provider: Arc<dyn Provider>,
+    /// One search for each; what several find is there once.
+    pub requirements: Vec<Requirement>,
+    /// What quotes are priced with.
+    pub disk: Bytes,
+}
+
+impl Asked {
+    /// Everything that a provider has.
+    pub fn all(name: Name, provider: Arc<dyn Provider>) -> Self {
+        Self {
+            name,
+            provider,
+            requirements: vec![Requirement::default()],
+            disk: DISK,
+        }
+    }
+
+    async fn ask(&self) -> Result<Vec<Quote>, Blind> {
+        let mut found: BTreeMap<QuoteId, Quote> = BTreeMap::new();
+        for requirement in &self.requirements {
+            let quotes = self.provider.search(requirement, self.disk).await?;
+            found.extend(quotes.into_iter().map(|quote| (quote.id.clone(), quote)));
+        }
+        Ok(found.into_values().collect())
+    }
+}
+
 /// What can be rented now, one answer for each declared provider.
-pub async fn quotes(
-    providers: &[(Name, Arc<dyn Provider>)],
-) -> BTreeMap<Name, Result<Vec<stageline_core::offer::Quote>, Blind>> {
-    let any = Requirement::default();
-    let asked = providers.iter().map(|(name, provider)| {
-        let any = &any;
-        async move { (name.clone(), provider.search(any).await) }
-    });
+pub async fn quotes(asked: &[Asked]) -> BTreeMap<Name, Result<Vec<Quote>, Blind>> {
+    let asked = asked
+        .iter()
+        .map(async |asked| (asked.name.clone(), asked.ask().await));
     futures::future::join_all(asked).await.into_iter().collect()
 }
 

@@ -3,8 +3,10 @@
 //! The rest of the program branches on declared [`Traits`], never on names. Wire formats end inside an adapter. An
 //! adapter knows nothing of plans, state or journals.
 
+pub mod http;
 pub mod local;
 pub mod sim;
+pub mod vastai;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +19,8 @@ use stageline_core::id::{
     Attempt, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
 };
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
-use stageline_core::resource::{Cause, Contact, FailureClass, Outcome};
+use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
+use stageline_core::topology::AgentSource;
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
 /// What an adapter declares, so that nobody has to know its name.
@@ -130,6 +133,10 @@ pub struct CreateRequest {
     pub quote: Quote,
     /// Disk to ask for.
     pub disk: Bytes,
+    /// What the machine runs; none is the provider's plain image.
+    pub image: Option<String>,
+    /// How the agent gets there; none is the provider's usual way.
+    pub agent: Option<AgentSource>,
     /// For the agent.
     pub boot: Boot,
 }
@@ -196,18 +203,32 @@ pub trait Provider: Send + Sync {
     /// What it declares.
     fn traits(&self) -> &Traits;
 
-    /// What can be rented now, as claimed; the caller compares each with the requirement again. A shape that is sold out
+    /// What can be rented now, as claimed, priced with this much disk; the caller compares each with the requirement again. A shape that is sold out
     /// may be among it as `Many(0)`, for a caller that gives a machine back first.
     ///
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.
-    async fn search(&self, requirement: &Requirement) -> Result<Vec<Quote>, Blind>;
+    async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind>;
 
-    /// One quote, read again right before a launch; none when it is gone.
+    /// One quote, read again right before a launch and priced with this much disk; none when it is gone.
     ///
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.
-    async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind>;
+    async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind>;
+
+    /// Whose account it rents on; none where there are no accounts.
+    ///
+    /// # Errors
+    /// [`Blind`] when that cannot be told.
+    async fn account(&self) -> Result<Option<Account>, Blind> {
+        Ok(None)
+    }
+
+    /// Takes the next turn for a create and says how long it is until then: a create goes out right after its intention
+    /// is written down, so that it waits before.
+    fn turn(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Rents a machine. Sent at most once; a time-out or a cut connection is in doubt.
     async fn create(&self, request: CreateRequest) -> Outcome<Machine>;
@@ -218,7 +239,7 @@ pub trait Provider: Send + Sync {
     /// [`Blind`] when the listing is not complete and trusted.
     async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind>;
 
-    /// Every machine of the account that carries any key of ours.
+    /// Every machine of the account, also one that carries no key of ours: somebody may have renamed it.
     ///
     /// # Errors
     /// [`Blind`] when the listing is not complete and trusted.
@@ -259,12 +280,19 @@ impl Blind {
 pub struct Providers {
     by_name: BTreeMap<Name, Arc<dyn Provider>>,
     by_kind: BTreeMap<String, Arc<dyn Provider>>,
+    recorded: Vec<(Name, Arc<dyn Provider>)>,
 }
 
 impl Providers {
     /// Adds a declared provider.
     pub fn insert(&mut self, name: Name, provider: Arc<dyn Provider>) {
         self.by_name.insert(name, provider);
+    }
+
+    /// Adds the provider that recorded machines are on, where its table is gone or has another kind now. Another one under
+    /// that name stays.
+    pub fn insert_recorded(&mut self, name: Name, provider: Arc<dyn Provider>) {
+        self.recorded.push((name, provider));
     }
 
     /// Adds the provider for leases whose table is gone.
@@ -278,15 +306,25 @@ impl Providers {
             .by_name
             .get(name)
             .filter(|provider| provider.kind() == kind);
-        named.or_else(|| self.by_kind.get(kind)).ok_or_else(|| {
-            Cause::new(
-                FailureClass::Config,
-                format!("provider `{name}` of kind `{kind}` cannot be reached: its table is gone"),
-            )
-            .hint(format!(
-                "put [provider.{name}] with kind = \"{kind}\" back into the topology"
-            ))
-        })
+        let recorded = self
+            .recorded
+            .iter()
+            .find(|(recorded, provider)| recorded == name && provider.kind() == kind)
+            .map(|(_, provider)| provider);
+        named
+            .or(recorded)
+            .or_else(|| self.by_kind.get(kind))
+            .ok_or_else(|| {
+                Cause::new(
+                    FailureClass::Config,
+                    format!(
+                        "provider `{name}` of kind `{kind}` cannot be reached: its table is gone"
+                    ),
+                )
+                .hint(format!(
+                    "put [provider.{name}] with kind = \"{kind}\" back into the topology"
+                ))
+            })
     }
 
     /// Every provider once, by name, those for missing tables last.
@@ -300,6 +338,7 @@ impl Providers {
             .by_kind
             .values()
             .filter(move |provider| !named.contains(&provider.kind()));
-        self.by_name.values().chain(rest)
+        let recorded = self.recorded.iter().map(|(_, provider)| provider);
+        self.by_name.values().chain(recorded).chain(rest)
     }
 }

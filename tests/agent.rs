@@ -83,6 +83,7 @@ impl World {
             generation: Generation(1),
             attempt: Attempt(1),
             relay: None,
+            listen: None,
         };
         let text = serde_json::to_vec(&config).expect("plain data");
         std::fs::write(dir.join("agent.json"), text).expect("written");
@@ -115,6 +116,7 @@ impl World {
     /// Starts an agent in this process.
     async fn agent(&self, index: u32) -> (Agent, Target) {
         let options = AgentOptions {
+            until_eof: false,
             dir: self.folder(index),
             runner: Some(env!("CARGO_BIN_EXE_stageline").into()),
         };

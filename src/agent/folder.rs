@@ -7,6 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -38,6 +39,9 @@ pub struct Config {
     /// The relay to keep a connection to; none is direct only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
+    /// Where it listens; none is a free port, of the loopback without a relay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
 }
 
 /// Why the folder cannot be used.
@@ -128,6 +132,16 @@ impl Folder {
     /// Where the agent listens; there once it does.
     pub fn contact(&self) -> PathBuf {
         self.root.join("agent.addr")
+    }
+
+    /// What the machine is said to be, in place of what would be measured: written by simulators only.
+    pub fn facts(&self) -> PathBuf {
+        self.root.join("facts.json")
+    }
+
+    /// [`Folder::facts`], where there are any.
+    pub fn read_facts(&self) -> Option<stageline_core::offer::Facts> {
+        read_json(&self.facts()).ok().flatten()
     }
 
     /// The agent's log.

@@ -378,6 +378,7 @@ pub(super) fn receipt(
     LeaseReceipt {
         provider: launch.provider.clone(),
         provider_kind: launch.provider_kind.clone(),
+        account: launch.account.clone(),
         offer: launch.offer.clone(),
         quote: launch.quote.clone(),
         machine: machine.id.clone(),

@@ -10,7 +10,7 @@ use stageline_core::plan::{Choice, unfit};
 use stageline_core::resource::{
     Cause, FailureClass, LeaseReady, LeaseReceipt, LeaseSpec, Outcome, Receipt, Spec,
 };
-use stageline_core::unit::{Bytes, MicroDollars, Millis};
+use stageline_core::unit::{MicroDollars, Millis};
 
 use super::doubt::{SEND_WINDOW, horizon, of_generation, receipt};
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
@@ -112,6 +112,13 @@ impl<'a> Run<'a> {
             .get(&terms.provider, &terms.provider_kind)
             .map_err(Stop::Refused)?;
         let keys = self.keys().map_err(Stop::Refused)?;
+        let account = provider.account().await;
+        let account = account.map_err(|blind| Stop::Refused(super::doubt::blind(&blind.cause)))?;
+        // Before the offer is read again and the intention is stamped: a create goes out right after these.
+        let turn = provider.turn();
+        if !turn.is_zero() {
+            self.pause(turn).await?;
+        }
         let quote = self
             .read_again(provider.as_ref(), lease, spec, choice)
             .await?;
@@ -124,6 +131,7 @@ impl<'a> Run<'a> {
             request_key: RequestKey::derive(&lineage, &act.step.address, generation, attempt),
             provider: terms.provider.clone(),
             provider_kind: terms.provider_kind.clone(),
+            account,
             offer: choice.offer.clone(),
             quote: quote.id.clone(),
             price_per_hour: quote.price_per_hour,
@@ -136,7 +144,9 @@ impl<'a> Run<'a> {
         let request = CreateRequest {
             request_key: launch.request_key.clone(),
             quote,
-            disk: Bytes::gib(20),
+            disk: spec.disk,
+            image: terms.image.clone(),
+            agent: terms.agent.clone(),
             boot: keys.boot(lease, generation, attempt),
         };
         let outcome = self.send(provider.as_ref(), request).await;
@@ -198,7 +208,7 @@ impl<'a> Run<'a> {
     ) -> Result<stageline_core::offer::Quote, Stop> {
         let gone = |message: String| Stop::Refused(Cause::new(FailureClass::OfferGone, message));
         let id = &choice.quote.id;
-        let quote = match provider.quote(id).await {
+        let quote = match provider.quote(id, spec.disk).await {
             Ok(Some(quote)) => quote,
             Ok(None) => return Err(gone(format!("{lease}: offer `{id}` is gone"))),
             Err(blind) => return Err(Stop::Refused(super::doubt::blind(&blind.cause))),

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use super::console::Console;
 use super::{Exit, Failure, session};
+use crate::agent::boot::Package;
 use crate::agent::spawn::become_worker;
 use crate::agent::{self, AgentOptions};
+use crate::ambient;
 
 /// This program, whatever has become of its file since.
 const SELF: &str = "/proc/self/exe";
@@ -18,6 +20,12 @@ pub(crate) struct Agent {
     /// Its folder, with its key and configuration
     #[arg(long, value_name = "DIR", required = true)]
     dir: Option<PathBuf>,
+    /// Makes the folder out of the variables STAGELINE_BOOT_0.. when it is not there yet
+    #[arg(long)]
+    boot_env: bool,
+    /// Ends when standard input does
+    #[arg(long)]
+    until_eof: bool,
     #[command(subcommand)]
     part: Option<Part>,
 }
@@ -51,8 +59,20 @@ impl Agent {
             console.data(&String::from_utf8_lossy(&said))?;
             return Ok(Exit::User);
         }
+        let dir = self.dir.unwrap_or_default();
+        if self.boot_env {
+            let package = Package::from_environment(ambient::variable).map_err(Failure::user)?;
+            let package = package.ok_or_else(|| {
+                Failure::user("--boot-env is given and STAGELINE_BOOT_0 is not set")
+                    .hint("they are handed to the machine when it is rented")
+            })?;
+            package
+                .unpack(&dir)
+                .map_err(|error| Failure::user(error.to_string()))?;
+        }
         let options = AgentOptions {
-            dir: self.dir.unwrap_or_default(),
+            dir,
+            until_eof: self.until_eof,
             runner: cfg!(target_os = "linux").then(|| PathBuf::from(SELF)),
         };
         session::runtime()?

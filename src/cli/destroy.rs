@@ -6,6 +6,7 @@ use super::apply::Pace;
 use super::console::Console;
 use super::drafting::{self, Narrow};
 use super::run::{self, Job};
+use super::sellers::Sellers;
 use super::{Exit, Failure, Global, plan, project, session};
 use crate::store::Mode;
 
@@ -27,8 +28,15 @@ impl Destroy {
             let drafted = drafting::destroy(&place, &reader, &self.narrow, &clock).await?;
             plan::announce(&drafted.plan, console)?;
             if drafted.plan.is_empty() {
-                let providers = session::providers(None, &place.folder(), &clock)?;
                 let state = &drafted.loaded.state;
+                let sellers = Sellers {
+                    topology: None,
+                    state,
+                    place: &place,
+                    folder: Path::new("."),
+                    clock: &clock,
+                };
+                let providers = sellers.providers()?;
                 return run::proven(&place, &drafted.plan, state, &providers, &clock, console)
                     .await;
             }

@@ -1,19 +1,24 @@
 //! From a topology and a state to a drafted plan: what `plan` and `apply` have in common.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Name};
+use stageline_core::offer::Requirement;
 use stageline_core::plan::{self, Desired, Draft, Market, Mode, Plan};
+use stageline_core::resource::FailureClass;
 use stageline_core::state::Observed;
-use stageline_core::topology::{Limits, ProviderKind, Topology};
+use stageline_core::topology::{Limits, Topology};
+use stageline_core::unit::Bytes;
 
 use super::project::{Place, Project};
+use super::sellers::Sellers;
 use super::{Failure, model, session};
 use crate::ambient::SharedClock;
 use crate::apply::Providers;
 use crate::machine::Machines;
-use crate::observe;
+use crate::observe::{self, Asked};
 use crate::store::{Loaded, Mode as Access, Store};
 
 /// What narrows a plan.
@@ -61,8 +66,16 @@ pub(crate) async fn apply(
         .await
         .map_err(fail)?;
     let loaded = store.read().await?;
-    let providers = session::providers(Some(&project.topology), &project.place.folder(), clock)?;
+    let sellers = Sellers {
+        topology: Some(&project.topology),
+        state: &loaded.state,
+        place: &project.place,
+        folder: &project.folder,
+        clock,
+    };
+    let providers = sellers.providers()?;
     let markets = markets(&project.topology, &providers).await;
+    usable(&markets)?;
     let memory = plan::memory_known(&project.topology, &loaded.state, &markets);
     let desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
     let observed = if narrow.no_refresh {
@@ -113,7 +126,14 @@ pub(crate) async fn destroy(
     clock: &SharedClock,
 ) -> Result<Drafted, Failure> {
     let loaded = store.read().await?;
-    let providers = session::providers(None, &place.folder(), clock)?;
+    let sellers = Sellers {
+        topology: None,
+        state: &loaded.state,
+        place,
+        folder: Path::new("."),
+        clock,
+    };
+    let providers = sellers.providers()?;
     let observed = if narrow.no_refresh {
         Observed::default()
     } else {
@@ -152,13 +172,23 @@ pub(crate) async fn destroy(
 async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, Market> {
     let mut asked = Vec::new();
     for (name, provider) in &topology.providers {
-        let ProviderKind::Local { .. } = provider.kind;
-        if let Ok(provider) = providers.get(name, "local") {
-            asked.push((name.clone(), provider.clone()));
+        let (requirements, disk) = wanted(topology, name);
+        // Nobody wants anything of it: it need not be asked, nor its key be there.
+        if requirements.is_empty() {
+            continue;
+        }
+        if let Ok(provider) = providers.get(name, provider.kind.as_str()) {
+            asked.push(Asked {
+                name: name.clone(),
+                provider: provider.clone(),
+                requirements,
+                disk,
+            });
         }
     }
     let mut quotes = observe::quotes(&asked).await;
-    let market = |(name, provider): (Name, std::sync::Arc<dyn crate::provider::Provider>)| {
+    let market = |asked: Asked| {
+        let Asked { name, provider, .. } = asked;
         let quotes = quotes.remove(&name).unwrap_or_else(|| Ok(Vec::new()));
         let market = Market {
             kind: provider.kind().to_owned(),
@@ -168,6 +198,41 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
         (name, market)
     };
     asked.into_iter().map(market).collect()
+}
+
+/// What leases want of a provider: the requirement of each offer of it that some lease takes, and the largest disk, so that
+/// no price shown is below the one paid.
+fn wanted(topology: &Topology, provider: &Name) -> (Vec<Requirement>, Bytes) {
+    let mut requirements = Vec::new();
+    let mut disk = Bytes(0);
+    for lease in topology.leases.values() {
+        let offers = lease.offers.iter();
+        let offers = offers.filter_map(|name| topology.offers.get(name));
+        for offer in offers.filter(|offer| offer.provider == *provider) {
+            let both = offer.requirement.and(&lease.requirement);
+            if !requirements.contains(&both) {
+                requirements.push(both);
+            }
+            disk = disk.max(lease.disk);
+        }
+    }
+    (requirements, disk)
+}
+
+/// A key that is missing or refused, or a URL that makes no sense, is the user's to mend: better said at once.
+fn usable(markets: &BTreeMap<Name, Market>) -> Result<(), Failure> {
+    for (name, market) in markets {
+        if let Err(cause) = &market.quotes
+            && matches!(cause.class, FailureClass::Auth | FailureClass::Config)
+        {
+            let failure = Failure::user(format!("provider `{name}`: {}", cause.message));
+            return Err(match &cause.hint {
+                Some(hint) => failure.hint(hint.clone()),
+                None => failure.hint(format!("mend `api_key` or `url` of [provider.{name}]")),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A topology that was renamed leaves its machines under the old name: they are named, with what to type.

@@ -6,6 +6,7 @@ use stageline_core::resource::Spec;
 use stageline_core::state::State;
 
 use super::console::Console;
+use super::sellers::Sellers;
 use super::{Exit, Failure, Global, project, session};
 use crate::machine::{LogSource, MachineError, Machines as _, Target};
 use crate::observe;
@@ -55,7 +56,14 @@ impl Logs {
                 },
                 // A dead agent says nothing more, but its machine may have kept what it printed.
                 Err(error @ MachineError::Unreachable { .. }) => {
-                    let providers = session::providers(None, &place.folder(), &clock)?;
+                    let sellers = Sellers {
+                        topology: None,
+                        state: &state,
+                        place: &place,
+                        folder: std::path::Path::new("."),
+                        clock: &clock,
+                    };
+                    let providers = sellers.providers()?;
                     kept(&state, &target, &providers, self.tail << 10, console)
                         .await
                         .ok_or_else(|| Failure::from(error))

@@ -14,6 +14,7 @@ use super::exit::of_cause;
 use super::keys::{self, IdentityKeys, References};
 use super::project::Place;
 use super::reporter::Reporter;
+use super::sellers::Sellers;
 use super::{Exit, Failure, session, signals};
 use crate::ambient::{self, ProcessId, SharedClock, random};
 use crate::apply::{self, Effects, Keys, Options, Providers, Summary};
@@ -83,7 +84,14 @@ async fn locked(
         Some(keys) => Some(session::hands(keys, job.topology, job.place, job.folder)?),
         None => None,
     };
-    let providers = session::providers(job.topology, &job.place.folder(), clock)?;
+    let sellers = Sellers {
+        topology: job.topology,
+        state: &loaded.state,
+        place: job.place,
+        folder: job.folder,
+        clock,
+    };
+    let providers = sellers.providers()?;
     let bytes = serde_json::to_vec(job.plan).expect("a plan is plain data");
     store.put_plan(job.plan.id, bytes).await?;
     let begin = Begin {

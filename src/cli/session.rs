@@ -7,18 +7,17 @@ use std::time::Duration;
 use secrecy::SecretString;
 use stageline_core::id::Name;
 use stageline_core::state::{Genesis, State};
-use stageline_core::topology::{ProviderKind, Topology};
+use stageline_core::topology::Topology;
 use stageline_core::unit::MicroDollars;
 
 use super::Failure;
 use super::keys::{IdentityKeys, References};
 use super::project::Place;
 use crate::ambient::{self, SharedClock, SystemClock};
-use crate::apply::{Providers, Secrets as _};
+use crate::apply::Secrets as _;
 use crate::machine::client::{AgentClient, ClientOptions};
 use crate::pipeline::endpoint::RelaySettings;
-use crate::provider::Provider;
-use crate::provider::local::{LocalProvider, LocalSettings};
+use crate::provider::local::LocalSettings;
 use crate::store::{Identity, Store};
 
 /// The variable that brings an identity to a CI job.
@@ -39,35 +38,8 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .build()?)
 }
 
-/// Every declared provider, and one of each kind for leases whose table is gone.
-pub(crate) fn providers(
-    topology: Option<&Topology>,
-    state_folder: &Path,
-    clock: &SharedClock,
-) -> Result<Providers, Failure> {
-    let mut providers = Providers::default();
-    let declared = topology.map(|topology| &topology.providers);
-    for (name, provider) in declared.into_iter().flatten() {
-        let ProviderKind::Local {
-            slots,
-            price_per_hour,
-        } = provider.kind;
-        let settings = local(name.clone(), state_folder, slots, price_per_hour)?;
-        providers.insert(name.clone(), arc(settings, clock));
-    }
-    let name = "local".parse().expect("it is a name");
-    providers.insert_kind(arc(
-        local(name, state_folder, None, MicroDollars::ZERO)?,
-        clock,
-    ));
-    Ok(providers)
-}
-
-fn arc(settings: LocalSettings, clock: &SharedClock) -> Arc<dyn Provider> {
-    Arc::new(LocalProvider::new(settings, clock.clone()))
-}
-
-fn local(
+/// A provider on this computer.
+pub(super) fn local(
     name: Name,
     state_folder: &Path,
     slots: Option<u32>,

@@ -8,6 +8,7 @@ use stageline_core::resource::{Receipt, Spec};
 use stageline_core::state::{Observed, Seen, State};
 
 use super::console::Console;
+use super::sellers::Sellers;
 use super::{Exit, Failure, Global, project, session};
 use crate::machine::{AgentStatus, Machines as _, WorkerState};
 use crate::observe;
@@ -53,7 +54,14 @@ impl Status {
             let store = place.open(Mode::Read).await?;
             let state = store.read().await?.state;
             let at_work = Lock::look(&store).await?;
-            let providers = session::providers(None, &place.folder(), &clock)?;
+            let sellers = Sellers {
+                topology: None,
+                state: &state,
+                place: &place,
+                folder: std::path::Path::new("."),
+                clock: &clock,
+            };
+            let providers = sellers.providers()?;
             let folder = std::path::Path::new(".");
             let missing = state
                 .genesis

@@ -22,7 +22,7 @@ use async_trait::async_trait;
 use stageline_core::id::{MachineId, Name, RequestKey};
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Cause, Contact, FailureClass, Outcome};
-use stageline_core::unit::MicroDollars;
+use stageline_core::unit::{Bytes, MicroDollars};
 
 use self::folder::{Record, Root, cause};
 use self::process::{Processes, boot_id};
@@ -329,11 +329,11 @@ impl Provider for LocalProvider {
         &self.inner.traits
     }
 
-    async fn search(&self, _: &Requirement) -> Result<Vec<Quote>, Blind> {
+    async fn search(&self, _: &Requirement, _: Bytes) -> Result<Vec<Quote>, Blind> {
         Ok(vec![self.offer().await?])
     }
 
-    async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind> {
+    async fn quote(&self, id: &QuoteId, _: Bytes) -> Result<Option<Quote>, Blind> {
         crash_point("a quote, not yet read again");
         if id.0 != QUOTE {
             return Ok(None);

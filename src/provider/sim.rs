@@ -21,7 +21,7 @@ use secrecy::ExposeSecret as _;
 use stageline_core::id::{EndpointKey, MachineId, Name, RequestKey};
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Cause, Contact, FailureClass, Outcome};
-use stageline_core::unit::MicroDollars;
+use stageline_core::unit::{Bytes, MicroDollars};
 
 pub use fault::{Fault, FaultTable, Rule, Verb, When};
 pub use hook::{CallPoint, CrashPoint, Hook, Side};
@@ -358,7 +358,7 @@ impl Provider for SimProvider {
         &self.traits
     }
 
-    async fn search(&self, requirement: &Requirement) -> Result<Vec<Quote>, Blind> {
+    async fn search(&self, requirement: &Requirement, _: Bytes) -> Result<Vec<Quote>, Blind> {
         let begun = self.begin(Verb::Search, "").await;
         let answer = match self.blind(&begun.faults) {
             Some(blind) => Err(blind),
@@ -376,7 +376,7 @@ impl Provider for SimProvider {
         self.world.end(begun, answer).await
     }
 
-    async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind> {
+    async fn quote(&self, id: &QuoteId, _: Bytes) -> Result<Option<Quote>, Blind> {
         let begun = self.begin(Verb::Quote, &id.0).await;
         let answer = match self.blind(&begun.faults) {
             Some(blind) => Err(blind),

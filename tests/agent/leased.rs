@@ -1,5 +1,6 @@
 //! Machines of the `local` provider with real agents in them: made, spoken to, killed, deleted by hand, ended.
 
+use stageline::core::resource::DISK;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,13 +35,15 @@ fn provider(world: &World) -> LocalProvider {
 }
 
 async fn up(world: &World, provider: &LocalProvider) -> Machine {
-    let quotes = provider.search(&Requirement::default()).await;
+    let quotes = provider.search(&Requirement::default(), DISK).await;
     let address = Address::Lease(lease(0));
     let (generation, attempt) = (Generation(1), Attempt(1));
     let request = CreateRequest {
         request_key: RequestKey::derive(&world.lineage, &address, generation, attempt),
         quote: quotes.expect("visible").remove(0),
         disk: Bytes::gib(1),
+        image: None,
+        agent: None,
         boot: Boot {
             agent_key: SecretBox::new(Box::new(*world.key(0).expose())),
             operator: keys::operator(&world.identity, &world.lineage).operator(),

@@ -381,7 +381,7 @@ impl World {
 
     async fn markets(&self) -> BTreeMap<Name, Market> {
         let provider: Arc<dyn Provider> = self.provider();
-        let quotes = observe::quotes(&[(here(), provider)]).await;
+        let quotes = observe::quotes(&[observe::Asked::all(here(), provider)]).await;
         let markets = quotes.into_iter().map(|(name, quotes)| {
             let market = Market {
                 kind: "local".to_owned(),
@@ -589,12 +589,12 @@ impl Provider for Sold {
         self.0.traits()
     }
 
-    async fn search(&self, requirement: &Requirement) -> Result<Vec<Quote>, Blind> {
-        self.0.search(requirement).await
+    async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
+        self.0.search(requirement, disk).await
     }
 
-    async fn quote(&self, id: &QuoteId) -> Result<Option<Quote>, Blind> {
-        self.0.quote(id).await
+    async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
+        self.0.quote(id, disk).await
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {

@@ -13,7 +13,7 @@ use crate::id::{
 };
 use crate::offer::QuoteId;
 use crate::plan::StepId;
-use crate::resource::{Cause, Receipt, Spec};
+use crate::resource::{Account, Cause, Receipt, Spec};
 use crate::unit::{MicroDollars, Timestamp};
 
 /// The version that is written. A newer one is refused, an older one migrated.
@@ -195,6 +195,9 @@ pub struct Launch {
     pub provider: Name,
     /// The adapter: enough to look for it when the table is gone.
     pub provider_kind: String,
+    /// On whose account; none where there are no accounts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<Account>,
     /// The `[offer.NAME]`.
     pub offer: Name,
     /// The quote that is taken.

@@ -14,7 +14,7 @@ use crate::id::{
     StageId,
 };
 use crate::offer::{Facts, QuoteId, Requirement};
-use crate::topology::{Dtype, Layers, SecretRef, Serve};
+use crate::topology::{AgentSource, Dtype, Layers, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 /// What one resource should be.
@@ -42,6 +42,9 @@ pub struct LeaseSpec {
     /// Free memory that its stages need; part of the requirement.
     #[serde(default)]
     pub memory: Bytes,
+    /// Disk to ask for.
+    #[serde(default = "usual_disk", skip_serializing_if = "is_usual_disk")]
+    pub disk: Bytes,
     /// A machine without work for this long is ended.
     pub idle_timeout: Millis,
     /// A machine this old is ended.
@@ -49,6 +52,18 @@ pub struct LeaseSpec {
     /// From create to ready; none is the provider's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acquire_timeout: Option<Millis>,
+}
+
+/// What is asked for when nothing else is said; a state of before has no other.
+pub const DISK: Bytes = Bytes::gib(20);
+
+fn usual_disk() -> Bytes {
+    DISK
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_usual_disk(disk: &Bytes) -> bool {
+    *disk == DISK
 }
 
 /// One offer of a lease: who sells, which machines, the most it may cost.
@@ -65,6 +80,26 @@ pub struct Terms {
     /// The smallest of all limits that apply; none is no cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<MicroDollars>,
+    /// What a rented machine runs; none is the provider's plain image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// How the agent gets there; none is the provider's usual way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentSource>,
+}
+
+/// Whose account a machine is on, and how its key is had: all that is needed to end it when its table is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Account {
+    /// The account at the provider, by which another account's key is told from its own.
+    pub id: String,
+    /// The key, by reference.
+    pub api_key: SecretRef,
+    /// A fingerprint of the key, for messages.
+    pub key_fingerprint: String,
+    /// Where the API is, when it is not the provider's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
 }
 
 /// What must be present on a machine before its workers start.
@@ -259,6 +294,9 @@ pub struct LeaseReceipt {
     pub provider_kind: String,
     /// The `[offer.NAME]` at that time.
     pub offer: Name,
+    /// On whose account; none where there are no accounts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<Account>,
     /// The quote that was taken.
     pub quote: QuoteId,
     /// What the provider calls the machine.

@@ -37,7 +37,7 @@ pub use vars::{ENV_PREFIX, VarSources};
 
 use crate::id::{LeaseId, Name, Sha256};
 use crate::offer::Requirement;
-use crate::unit::{MicroDollars, Millis};
+use crate::unit::{Bytes, MicroDollars, Millis};
 
 /// What the user declares should exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -113,6 +113,66 @@ pub enum ProviderKind {
         /// What a machine is said to cost, for rehearsals.
         price_per_hour: MicroDollars,
     },
+    /// Machines of a cloud, rented over its API.
+    Cloud {
+        /// Which one.
+        cloud: Cloud,
+        /// The key of the account.
+        api_key: SecretRef,
+        /// Where the API is; none is the provider's own.
+        url: Option<String>,
+    },
+}
+
+/// The clouds that there are adapters for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Cloud {
+    /// The marketplace vast.ai.
+    Vastai,
+}
+
+impl Cloud {
+    /// All of them.
+    pub const ALL: [Self; 1] = [Self::Vastai];
+
+    /// The word of `kind` in the file.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vastai => "vastai",
+        }
+    }
+
+    /// The environment variable that has the key when the file names none: the provider's own.
+    pub const fn key_variable(self) -> &'static str {
+        match self {
+            Self::Vastai => "VAST_API_KEY",
+        }
+    }
+}
+
+/// How the agent gets onto a rented machine.
+#[derive(
+    Clone,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum AgentSource {
+    /// It is in the image, as `stageline` on the `PATH`.
+    Image,
+    /// The machine fetches it when it starts, and runs it when its digest fits.
+    Fetch {
+        /// From where.
+        url: String,
+        /// Its digest.
+        sha256: Sha256,
+    },
 }
 
 impl ProviderKind {
@@ -120,6 +180,7 @@ impl ProviderKind {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Local { .. } => "local",
+            Self::Cloud { cloud, .. } => cloud.as_str(),
         }
     }
 }
@@ -133,6 +194,10 @@ pub struct Offer {
     pub requirement: Requirement,
     /// All in, one machine; none leaves it to `limits`.
     pub max_price_per_hour: Option<MicroDollars>,
+    /// What a rented machine runs; none is the provider's plain image.
+    pub image: Option<String>,
+    /// How the agent gets onto a rented machine; none is the provider's usual way.
+    pub agent: Option<AgentSource>,
     /// A machine without work for this long is ended.
     pub idle_timeout: Millis,
     /// A machine this old is ended.
@@ -148,6 +213,8 @@ pub struct Lease {
     pub offers: Vec<Name>,
     /// How many machines.
     pub count: u32,
+    /// Disk to ask for.
+    pub disk: Bytes,
     /// Narrows every offer's requirement.
     pub requirement: Requirement,
     /// Narrows every offer's price.

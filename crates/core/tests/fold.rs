@@ -101,6 +101,7 @@ fn started(generation: u32, attempt: u32) -> Record {
             request_key: key(generation, attempt),
             provider: name("vast"),
             provider_kind: "vastai".to_owned(),
+            account: None,
             offer: name("cheap"),
             quote: QuoteId("17".to_owned()),
             price_per_hour: PRICE,
@@ -127,6 +128,7 @@ fn acquired(generation: u32, attempt: u32) -> Record {
     let receipt = LeaseReceipt {
         provider: name("vast"),
         provider_kind: "vastai".to_owned(),
+        account: None,
         offer: name("cheap"),
         quote: QuoteId("17".to_owned()),
         machine: format!("m-{generation}-{attempt}").parse().expect("an id"),

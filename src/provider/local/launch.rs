@@ -178,6 +178,7 @@ fn write_boot(path: &Path, request: &CreateRequest) -> Result<(), FolderError> {
         generation: boot.generation,
         attempt: boot.attempt,
         relay: boot.relay.clone(),
+        listen: None,
     };
     folder::write_json(&paths.config(), &config)?;
     // The type of public keys, for its hexadecimal digits only.

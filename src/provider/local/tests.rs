@@ -1,5 +1,6 @@
 //! Real folders and real processes: a machine is made once, found again, and ended whole.
 
+use stageline_core::resource::DISK;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Instant;
 
@@ -139,6 +140,8 @@ fn request(attempt: u32) -> CreateRequest {
             supply: Supply::Many(1),
         },
         disk: Bytes::gib(1),
+        image: None,
+        agent: None,
         boot: Boot {
             agent_key: SecretBox::new(Box::new([0xab; 32])),
             operator: OperatorId([1; 32]),
@@ -154,7 +157,7 @@ fn request(attempt: u32) -> CreateRequest {
 #[tokio::test]
 async fn a_machine_is_made_found_and_ended() {
     let case = Case::new(POLITE);
-    let quotes = case.provider.search(&Requirement::default()).await;
+    let quotes = case.provider.search(&Requirement::default(), DISK).await;
     let quotes = quotes.expect("visible");
     assert_eq!(quotes[0].supply, Supply::Many(2));
     assert!(quotes[0].facts.cpus > 0 && quotes[0].facts.memory > Bytes(0));
@@ -335,11 +338,11 @@ async fn what_is_not_ours_makes_blind_and_leftovers_are_swept() {
 async fn slots_run_out() {
     let case = Case::new(POLITE);
     let (one, two) = (case.up(1).await, case.up(2).await);
-    let quotes = case.provider.search(&Requirement::default()).await;
+    let quotes = case.provider.search(&Requirement::default(), DISK).await;
     let quotes = quotes.expect("it can see");
     let left: Vec<Supply> = quotes.iter().map(|quote| quote.supply).collect();
     assert_eq!(left, [Supply::Many(0)], "one that is given back is free");
-    assert_eq!(case.provider.quote(&quotes[0].id).await, Ok(None));
+    assert_eq!(case.provider.quote(&quotes[0].id, DISK).await, Ok(None));
     let third = case.create(3).await;
     assert!(matches!(third, Outcome::Refused(cause) if cause.class == FailureClass::Capacity));
     case.provider.release(&one.id).await.expect("ended");

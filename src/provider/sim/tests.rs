@@ -1,5 +1,6 @@
 //! The simulated world keeps its promises, and breaks exactly those that a fault says.
 
+use stageline_core::resource::DISK;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -72,6 +73,8 @@ impl Case {
                 supply: Supply::Many(3),
             },
             disk: Bytes::gib(1),
+            image: None,
+            agent: None,
             boot: Boot {
                 agent_key: SecretBox::new(Box::new([u8::try_from(attempt.0).expect("small"); 32])),
                 operator: OperatorId([1; 32]),
@@ -197,7 +200,12 @@ async fn a_reading_that_cannot_be_trusted_is_never_an_empty_one() {
         let case = Case::new(FaultTable::none().on_any(When::From(1), fault.clone()));
         assert!(case.provider.list().await.is_err(), "{fault:?}");
         assert!(case.provider.find("sl-").await.is_err(), "{fault:?}");
-        assert!(case.provider.search(&Requirement::default()).await.is_err());
+        assert!(
+            case.provider
+                .search(&Requirement::default(), DISK)
+                .await
+                .is_err()
+        );
         let id = "sim-000001".parse().expect("an id");
         assert!(case.provider.describe(&id).await.is_err(), "{fault:?}");
     }
@@ -235,11 +243,11 @@ async fn offers_run_out_and_prices_rise() {
     let case = Case::new(faults);
     done(case.provider.create(case.request_for("one", 1)).await);
     let one = QuoteId("one".to_owned());
-    assert_eq!(case.provider.quote(&one).await, Ok(None));
+    assert_eq!(case.provider.quote(&one, DISK).await, Ok(None));
     let dear = done(case.provider.create(case.request(2)).await);
     assert_eq!(dear.price_per_hour, MicroDollars(3_636_000));
     let small = QuoteId("small".to_owned());
-    let left = case.provider.quote(&small).await.expect("visible");
+    let left = case.provider.quote(&small, DISK).await.expect("visible");
     assert_eq!(left.expect("offered").supply, Supply::Many(2));
     done(case.provider.create(case.request(3)).await);
     done(case.provider.create(case.request(4)).await);

@@ -103,6 +103,7 @@ fn try_of(index: u32, attempt: Attempt) -> Record {
             request_key: RequestKey::derive(&LINEAGE, &address, Generation(1), attempt),
             provider: name("vast"),
             provider_kind: "vastai".to_owned(),
+            account: None,
             offer: name("cheap"),
             quote: QuoteId("17".to_owned()),
             price_per_hour: MicroDollars(100_000),

@@ -3,6 +3,7 @@
 //! A term never holds by a fact that is not known: wishes do not count. Text and table read to the same value, which has
 //! one canonical text. Sizes are compared as they are sold (see [`matching`]); versions by their numbers.
 
+mod hints;
 mod matching;
 mod parse;
 pub mod region;
@@ -12,6 +13,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use hints::Hints;
 
 use super::Facts;
 use crate::unit::Bytes;

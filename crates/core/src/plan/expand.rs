@@ -387,6 +387,7 @@ impl<'a> Expansion<'a> {
         let plain = LeaseSpec {
             terms: self.terms(lease),
             memory: Bytes(0),
+            disk: lease.disk,
             idle_timeout: self.least(lease, lease.idle_timeout, |o| Some(o.idle_timeout)),
             max_lifetime: self.least(lease, lease.max_lifetime, |o| Some(o.max_lifetime)),
             acquire_timeout: Some(self.least(lease, lease.acquire_timeout, |o| o.acquire_timeout))
@@ -444,6 +445,8 @@ impl<'a> Expansion<'a> {
                     provider_kind: provider.kind.as_str().to_owned(),
                     requirement: offer.requirement.and(&lease.requirement),
                     ceiling: limits.into_iter().flatten().min(),
+                    image: offer.image.clone(),
+                    agent: offer.agent.clone(),
                 })
             })
             .collect()

@@ -103,6 +103,9 @@ impl<'a> Drafting<'a> {
         if let Some(why) = self.misfits(id, spec, receipt) {
             return again(why);
         }
+        if let Some(why) = made_otherwise(spec, recorded, receipt) {
+            return again(why);
+        }
         settle(spec, recorded, receipt)
     }
 
@@ -207,6 +210,35 @@ impl<'a> Drafting<'a> {
             Some(Seen::There(seen)) => seen.price_per_hour,
             Some(Seen::Gone | Seen::Unknown(_)) | None => receipt.price_per_hour,
         }
+    }
+}
+
+/// What a machine was made with, and cannot be changed on it.
+fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt) -> Option<String> {
+    let Some(Spec::Lease(before)) = &recorded.spec else {
+        return None;
+    };
+    if before.disk != spec.disk {
+        let why = "its disk was made with the machine";
+        return Some(format!("{why}: {} then, {} now", before.disk, spec.disk));
+    }
+    let taken = |spec: &LeaseSpec| {
+        let terms = spec.terms.iter().find(|terms| terms.offer == receipt.offer);
+        terms.map(|terms| (terms.image.clone(), terms.agent.clone()))
+    };
+    match (taken(before), taken(spec)) {
+        (Some((image, _)), Some((other, _))) if image != other => {
+            let text = |image: Option<String>| image.unwrap_or_else(|| "the plain one".to_owned());
+            Some(format!(
+                "its image was {}, now {}",
+                text(image),
+                text(other)
+            ))
+        }
+        (Some((_, agent)), Some((_, other))) if agent != other => {
+            Some("its agent comes another way now".to_owned())
+        }
+        (_, _) => None,
     }
 }
 

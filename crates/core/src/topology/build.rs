@@ -7,8 +7,8 @@ use super::keys::{Kind, ROOT, TableDef};
 use super::read::{Field, Fields, Reader};
 use super::value::{At, Entry, Table, Value};
 use super::{
-    Check, Exposure, Fetch, Lease, Limits, Model, ModelSource, Offer, Provider, ProviderKind,
-    Relay, Serve, Topology, Via,
+    AgentSource, Check, Cloud, Exposure, Fetch, Lease, Limits, Model, ModelSource, Offer, Provider,
+    ProviderKind, Relay, SecretRef, Serve, Topology, Via,
 };
 use crate::diagnostic::{Diagnostic, shown};
 use crate::id::Name;
@@ -38,6 +38,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     };
     let providers = named(&fields, "provider", |table| provider(table));
     let offers = named(&fields, "offer", |table| offer(table, &scope));
+    only_rented(&fields, &providers, &offers);
     let leases = named(&fields, "lease", |table| lease(table, &scope));
     total_count(&fields, &leases);
     let pipelines = named(&fields, "pipeline", |table| {
@@ -215,25 +216,127 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     #[derive(Clone, Copy)]
     enum Which {
         Local,
+        Cloud(Cloud),
     }
-    let which = fields.read("kind", |field| convert::choice(field, &[Which::Local]));
+    const KINDS: [Which; 2] = [Which::Local, Which::Cloud(Cloud::Vastai)];
+    let which = fields.read("kind", |field| convert::choice(field, &KINDS));
     let slots = fields.read("slots", convert::integer);
     let price_per_hour = fields
         .read("price_per_hour", convert::money)
         .unwrap_or_default();
+    let api_key = fields.read("api_key", convert::secret);
+    let url = fields.read("url", convert::url);
     let kind = match which? {
-        Which::Local => ProviderKind::Local {
-            slots,
-            price_per_hour,
-        },
+        Which::Local => {
+            foreign(fields, "local", &["api_key", "url"]);
+            ProviderKind::Local {
+                slots,
+                price_per_hour,
+            }
+        }
+        Which::Cloud(cloud) => {
+            foreign(fields, cloud.as_str(), &["slots", "price_per_hour"]);
+            ProviderKind::Cloud {
+                cloud,
+                api_key: api_key.unwrap_or_else(|| SecretRef::Env(cloud.key_variable().to_owned())),
+                url,
+            }
+        }
     };
     Some(Provider { kind })
+}
+
+/// Keys that belong to another kind of provider.
+fn foreign(fields: &Fields<'_>, kind: &str, keys: &[&str]) {
+    for key in keys.iter().filter(|key| fields.has(key)) {
+        let message = format!("`{key}` means nothing to a provider of kind `{kind}`");
+        fields.fault(
+            fields.at_key(key),
+            "topology/conflict",
+            message,
+            format!("remove `{key}`, or change `kind`"),
+        );
+    }
+}
+
+/// What only rented machines have.
+fn only_rented(
+    root: &Fields<'_>,
+    providers: &BTreeMap<Name, Provider>,
+    offers: &BTreeMap<Name, Offer>,
+) {
+    for (name, offer) in offers {
+        let kind = providers
+            .get(&offer.provider)
+            .map(|provider| &provider.kind);
+        let in_image = matches!(offer.agent, None | Some(AgentSource::Image));
+        if matches!(kind, Some(ProviderKind::Cloud { .. })) && in_image && offer.image.is_none() {
+            let message = format!(
+                "`offer.{name}` says neither which image has the agent nor where it is fetched from"
+            );
+            root.fault(
+                place(root, name, "provider"),
+                "topology/missing-key",
+                message,
+                "add `image = \"...\"`, or `agent = { url = \"...\", sha256 = \"...\" }`",
+            );
+        }
+        let given = [
+            ("image", offer.image.is_some()),
+            ("agent", offer.agent.is_some()),
+        ];
+        if !matches!(kind, Some(ProviderKind::Local { .. })) {
+            continue;
+        }
+        for (key, _) in given.iter().filter(|(_, given)| *given) {
+            let message = format!(
+                "`offer.{name}`: a machine on this computer is not rented and has no `{key}`"
+            );
+            root.fault(
+                place(root, name, key),
+                "topology/conflict",
+                message,
+                format!("remove `{key}`, or take a provider of another kind"),
+            );
+        }
+    }
+}
+
+/// Where a key of an offer stands.
+fn place(root: &Fields<'_>, offer: &Name, key: &str) -> At {
+    let entry = root.table.entries.get("offer").and_then(|tables| {
+        let offer = tables.node.value.table()?.entries.get(offer.as_str())?;
+        offer.node.value.table()?.entries.get(key)
+    });
+    entry.map_or(root.at, |entry| entry.key_at)
+}
+
+/// How the agent gets there: a word, or where it is fetched from.
+fn agent(fields: &Fields<'_>) -> Option<AgentSource> {
+    let field = fields.get("agent")?;
+    let Kind::ChoiceOrTable(_, def) = field.key.kind else {
+        unreachable!("`agent` is defined as a word or a table")
+    };
+    if field.node.value.table().is_none() {
+        return convert::choice(field, &[()]).map(|()| AgentSource::Image);
+    }
+    let inner = Fields::inside(field, def, fields.address("agent"))?;
+    let url = inner.read("url", convert::url);
+    let sha256 = inner.read("sha256", convert::sha256);
+    Some(AgentSource::Fetch {
+        url: url?,
+        sha256: sha256?,
+    })
 }
 
 fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
     let provider = fields.read("provider", |field| convert::name_of(field, &scope.declared));
     let terms = terms(fields);
+    let image = fields.read("image", convert::image);
+    let agent = agent(fields);
     Some(Offer {
+        image,
+        agent,
         requirement: terms.requirement,
         max_price_per_hour: terms.max_price_per_hour,
         idle_timeout: terms.idle_timeout.unwrap_or(Millis::NEVER),
@@ -269,10 +372,12 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
         convert::names_of_tables(field, &scope.declared)
     });
     let count = fields.read("count", convert::integer);
+    let disk = fields.read("disk", convert::size);
     let terms = terms(fields);
     Some(Lease {
         offers: offers?,
         count: count.unwrap_or(1),
+        disk: disk.unwrap_or(crate::resource::DISK),
         requirement: terms.requirement,
         max_price_per_hour: terms.max_price_per_hour,
         idle_timeout: terms.idle_timeout,

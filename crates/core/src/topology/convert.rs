@@ -16,10 +16,13 @@ use super::read::{Field, names_of};
 use super::value::Value;
 use crate::diagnostic::{shown, suggestion};
 use crate::id::{Name, Sha256};
-use crate::unit::{MicroDollars, Millis};
+use crate::unit::{Bytes, MicroDollars, Millis};
 
 /// Dearest hour that a file may speak of: beyond any machine, and sums of it stay exact.
 const MONEY_MAX: MicroDollars = MicroDollars(1_000_000_000_000);
+
+/// Largest disk of a machine: more than any has.
+const SIZE_MAX: Bytes = Bytes(1 << 50);
 
 /// Longest span: ten years.
 const DURATION_MAX: Millis = Millis(3650 * 86_400_000);
@@ -102,6 +105,49 @@ pub(super) fn integer(field: Field<'_>) -> Option<u32> {
     number
 }
 
+/// A size: GiB, or a text with its unit.
+pub(super) fn size(field: Field<'_>) -> Option<Bytes> {
+    let Kind::Size { min_gib } = field.key.kind else {
+        unreachable_kind(field.key)
+    };
+    let (Value::Integer(digits)
+    | Value::Float(digits)
+    | Value::Text(digits)
+    | Value::Untyped(digits)) = &field.node.value
+    else {
+        field.wrong("a size");
+        return None;
+    };
+    let Ok(size) = digits.parse::<Bytes>() else {
+        let message = format!("`{}` is not a size such as 60 (GiB)", shown(digits));
+        field.bad(message, Some(such_as(field)));
+        return None;
+    };
+    let range = Bytes::gib(min_gib)..=SIZE_MAX;
+    if !range.contains(&size) {
+        let message = format!(
+            "`{}` must be {min_gib} GiB to {SIZE_MAX}, not {size}",
+            field.label
+        );
+        field.bad(message, Some(such_as(field)));
+        return None;
+    }
+    Some(size)
+}
+
+/// An image reference: no blanks, nothing that a provider could take for an option.
+pub(super) fn image(field: Field<'_>) -> Option<String> {
+    let image = field.text()?;
+    let plain =
+        !image.is_empty() && image.len() <= 255 && image.bytes().all(|b| b.is_ascii_graphic());
+    if !plain || image.starts_with('-') {
+        let message = format!("`{}` is not an image reference", shown(image));
+        field.bad(message, Some(such_as(field)));
+        return None;
+    }
+    Some(image.to_owned())
+}
+
 pub(super) fn money(field: Field<'_>) -> Option<MicroDollars> {
     let Kind::Money { zero } = field.key.kind else {
         unreachable_kind(field.key)
@@ -175,7 +221,7 @@ pub(super) fn duration(field: Field<'_>) -> Option<Millis> {
 
 /// One of a fixed set; `all` gives each name its value, in the order of the definition.
 pub(super) fn choice<T: Copy>(field: Field<'_>, all: &[T]) -> Option<T> {
-    let Kind::Choice(choices) = field.key.kind else {
+    let (Kind::Choice(choices) | Kind::ChoiceOrTable(choices, _)) = field.key.kind else {
         unreachable_kind(field.key)
     };
     let given = field.text()?;

@@ -35,7 +35,7 @@ fn collect(def: &'static TableDef, prefix: &str, all: &mut Vec<Entry>) {
 /// The tables that a kind leads to, with what stands between its path and theirs.
 pub(super) fn tables_in(kind: &Kind) -> Vec<(&'static str, &'static TableDef)> {
     match kind {
-        Kind::Table(def) => vec![("", def)],
+        Kind::Table(def) | Kind::ChoiceOrTable(_, def) => vec![("", def)],
         Kind::Named(def) | Kind::Vars(def) => vec![(".NAME", def)],
         Kind::Stages(list, auto) => vec![("[]", list), ("", auto)],
         Kind::Version
@@ -47,6 +47,7 @@ pub(super) fn tables_in(kind: &Kind) -> Vec<(&'static str, &'static TableDef)> {
         | Kind::Bool
         | Kind::Choice(_)
         | Kind::Integer { .. }
+        | Kind::Size { .. }
         | Kind::Money { .. }
         | Kind::Duration
         | Kind::File
@@ -80,6 +81,7 @@ pub(super) fn kind_text(kind: &Kind) -> String {
             if names.len() == 1 { format!("{} (the only one yet)", names[0]) } else { names.join(", ") }
         }
         Kind::Integer { min, max } => format!("a whole number, {min} to {max}"),
+        Kind::Size { min_gib } => format!("a size: GiB, or a string such as \"512MiB\"; at least {min_gib} GiB"),
         Kind::Money { .. } => "US dollars, at most six decimals".to_owned(),
         Kind::Duration => "a duration such as \"90s\", \"20m\", \"1h30m\", \"3d\"; 1s to ten years".to_owned(),
         Kind::File => "a path".to_owned(),
@@ -97,6 +99,10 @@ pub(super) fn kind_text(kind: &Kind) -> String {
         Kind::LeaseAddresses => "\"lease.NAME\", \"lease.NAME[i]\", or a list of them".to_owned(),
         Kind::Vars(_) => "a table of variables".to_owned(),
         Kind::Table(_) => "a table".to_owned(),
+        Kind::ChoiceOrTable(choices, _) => {
+            let names: Vec<String> = choices.iter().map(|(name, _)| format!("\"{name}\"")).collect();
+            format!("{}, or a table", names.join(", "))
+        }
         Kind::Named(_) => "tables by name".to_owned(),
         Kind::Stages(..) => "a list of tables, or a table".to_owned(),
     }

@@ -77,6 +77,8 @@ pub(super) enum Kind {
     Choice(&'static [Choice]),
     /// A whole number.
     Integer { min: u32, max: u32 },
+    /// A size, at least so many GiB.
+    Size { min_gib: u64 },
     /// US dollars; whether 0 may be written, and means what the doc says.
     Money { zero: bool },
     /// A span of time, from a second to ten years.
@@ -111,6 +113,8 @@ pub(super) enum Kind {
     Vars(&'static TableDef),
     /// A table.
     Table(&'static TableDef),
+    /// One of these, or a table.
+    ChoiceOrTable(&'static [Choice], &'static TableDef),
     /// Tables by name.
     Named(&'static TableDef),
     /// A list of the first, or the second.
@@ -325,10 +329,13 @@ static RELAY: TableDef = TableDef {
 };
 
 /// The adapters that exist.
-pub(super) const PROVIDER_KINDS: &[Choice] = &[(
-    "local",
-    "process trees on this computer; no account, no network",
-)];
+pub(super) const PROVIDER_KINDS: &[Choice] = &[
+    (
+        "local",
+        "process trees on this computer; no account, no network",
+    ),
+    ("vastai", "machines of the marketplace vast.ai"),
+];
 
 static PROVIDER: TableDef = TableDef {
     doc: "Who sells machines.",
@@ -357,6 +364,24 @@ static PROVIDER: TableDef = TableDef {
             example: "0.10",
             ..KEY
         },
+        Key {
+            name: "api_key",
+            kind: Kind::Secret,
+            need: Need::Optional("the provider's own environment variable: `VAST_API_KEY`"),
+            doc: "`vastai`: the key of the account. Recorded by reference and fingerprint only, so that machines can be \
+                  ended when this table is gone.",
+            example: "{ env = \"VAST_API_KEY\" }",
+            ..KEY
+        },
+        Key {
+            name: "url",
+            kind: Kind::Url,
+            need: Need::Optional("the provider's own"),
+            doc: "`vastai`: where its API is. A simulator (`stageline sim`) prints what to write here; `#speed=N` at its end says \
+                  that its clock runs N times as fast, and is taken on the loopback only.",
+            example: "\"http://127.0.0.1:8700\"",
+            ..KEY
+        },
     ],
 };
 
@@ -377,6 +402,50 @@ const MAX_PRICE: Key = Key {
     change: Change::None,
     doc: "The most that one machine may cost, all in.",
     example: "0.60",
+};
+
+const IMAGE: Key = Key {
+    name: "image",
+    kind: Kind::Text,
+    need: Need::Optional("the provider's plain image"),
+    change: Change::Replace,
+    doc: "The image that a rented machine runs. `local` has none.",
+    example: "\"ghcr.io/example/stageline:1\"",
+};
+
+const AGENT: Key = Key {
+    name: "agent",
+    kind: Kind::ChoiceOrTable(AGENT_WAYS, &AGENT_FETCH),
+    need: Need::Optional("\"image\""),
+    change: Change::Replace,
+    doc: "How stageline's agent gets onto a rented machine. `local` needs none.",
+    example: "\"image\"",
+};
+
+/// The ways that need nothing further.
+pub(super) const AGENT_WAYS: &[Choice] =
+    &[("image", "it is in the image, as `stageline` on its PATH")];
+
+static AGENT_FETCH: TableDef = TableDef {
+    doc: "The machine fetches the agent when it starts.",
+    keys: &[
+        Key {
+            name: "url",
+            kind: Kind::Url,
+            need: Need::Required,
+            change: Change::Replace,
+            doc: "Where the machine fetches it from.",
+            example: "\"https://example.org/stageline\"",
+        },
+        Key {
+            name: "sha256",
+            kind: Kind::Sha256,
+            need: Need::Required,
+            change: Change::Replace,
+            doc: "Its digest: nothing else is run.",
+            example: "\"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\"",
+        },
+    ],
 };
 
 const IDLE_TIMEOUT: Key = Key {
@@ -428,6 +497,8 @@ static OFFER: TableDef = TableDef {
         },
         WHERE,
         MAX_PRICE,
+        IMAGE,
+        AGENT,
         IDLE_TIMEOUT,
         MAX_LIFETIME,
         ACQUIRE_TIMEOUT,
@@ -455,6 +526,15 @@ static LEASE: TableDef = TableDef {
             change: Change::Words("adds machines, or removes the highest"),
             doc: "How many machines: `lease.NAME[0]` up to `lease.NAME[count - 1]`.",
             example: "2",
+        },
+        Key {
+            name: "disk",
+            kind: Kind::Size { min_gib: 1 },
+            need: Need::Default("20"),
+            change: Change::Replace,
+            doc: "Disk to ask for, where it is rented with the machine; part of its price. A wish, not a filter: `where` has \
+                  `disk>=N` for that.",
+            example: "60",
         },
         narrowing(WHERE),
         narrowing(MAX_PRICE),

@@ -76,7 +76,10 @@ fn property(key: &Key) -> Value {
 
 /// A default as the type that people write.
 fn default(kind: &Kind, text: &str) -> Value {
-    if matches!(kind, Kind::Integer { .. } | Kind::Money { .. } | Kind::Bool) {
+    if matches!(
+        kind,
+        Kind::Integer { .. } | Kind::Money { .. } | Kind::Size { .. } | Kind::Bool
+    ) {
         serde_json::from_str(text).unwrap_or_else(|_| json!(text))
     } else {
         json!(text)
@@ -119,14 +122,8 @@ fn of_kind(kind: &Kind) -> Value {
         Kind::Integer { min, max } => {
             or_variable(&json!({ "type": "integer", "minimum": min, "maximum": max }))
         }
-        Kind::Money { zero } => {
-            let number = if *zero {
-                json!({ "type": "number", "minimum": 0 })
-            } else {
-                json!({ "type": "number", "exclusiveMinimum": 0 })
-            };
-            json!({ "anyOf": [number, { "type": "string", "pattern": r"^\$?[0-9]+(\.[0-9]{0,6})?$" }, { "$ref": "#/definitions/variable" }] })
-        }
+        Kind::Size { min_gib } => size(*min_gib),
+        Kind::Money { zero } => money(*zero),
         Kind::Duration => or_variable(
             &json!({ "type": "string", "pattern": "^([0-9]+(ms|s|m|h|d))+$", "examples": ["90s", "20m", "12h", "3d"] }),
         ),
@@ -161,9 +158,29 @@ fn of_kind(kind: &Kind) -> Value {
             "additionalProperties": { "anyOf": [{ "type": ["string", "number", "boolean"] }, table(def, true)] },
         }),
         Kind::Table(def) => table(def, true),
+        Kind::ChoiceOrTable(choices, def) => {
+            json!({ "anyOf": [of_kind(&Kind::Choice(choices)), table(def, true)] })
+        }
         Kind::Named(def) => named(def),
         Kind::Stages(one, auto) => json!({ "anyOf": [some(&table(one, true)), table(auto, true)] }),
     }
+}
+
+fn money(zero: bool) -> Value {
+    let number = if zero {
+        json!({ "type": "number", "minimum": 0 })
+    } else {
+        json!({ "type": "number", "exclusiveMinimum": 0 })
+    };
+    json!({ "anyOf": [number, { "type": "string", "pattern": r"^\$?[0-9]+(\.[0-9]{0,6})?$" }, { "$ref": "#/definitions/variable" }] })
+}
+
+fn size(min_gib: u64) -> Value {
+    json!({ "anyOf": [
+        { "type": "number", "minimum": min_gib },
+        { "type": "string", "pattern": r"^[0-9]+(\.[0-9]{0,6})? ?([KMGT]iB)?$" },
+        { "$ref": "#/definitions/variable" },
+    ] })
 }
 
 fn named(def: &TableDef) -> Value {

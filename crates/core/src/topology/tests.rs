@@ -86,7 +86,10 @@ fn zero_is_no_cap_only_where_it_says_so() {
     assert_eq!(none.limits.max_price_per_hour, None);
     let free = valid(&[BASE, "[provider.here]\nprice_per_hour = 0"]);
     let ProviderKind::Local { price_per_hour, .. } =
-        &free.providers.values().next().expect("one").kind;
+        &free.providers.values().next().expect("one").kind
+    else {
+        panic!("it is a local one")
+    };
     assert_eq!(*price_per_hour, MicroDollars::ZERO);
     assert!(read_all(&[BASE, "[offer.small]\nmax_price_per_hour = 0"]).is_err());
 }

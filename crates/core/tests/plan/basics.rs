@@ -119,6 +119,7 @@ pub fn machines(count: u32) -> Topology {
     let lease = Lease {
         offers: vec![name("box")],
         count,
+        disk: stageline_core::resource::DISK,
         requirement: Requirement::default(),
         max_price_per_hour: None,
         idle_timeout: None,
@@ -129,6 +130,8 @@ pub fn machines(count: u32) -> Topology {
         provider: name("here"),
         requirement: Requirement::default(),
         max_price_per_hour: None,
+        image: None,
+        agent: None,
         idle_timeout: Millis::minutes(20),
         max_lifetime: Millis::minutes(720),
         acquire_timeout: None,

@@ -234,6 +234,7 @@ impl World {
         LeaseReceipt {
             provider: launch.provider.clone(),
             provider_kind: launch.provider_kind.clone(),
+            account: launch.account.clone(),
             offer: launch.offer.clone(),
             quote: launch.quote.clone(),
             machine: launch.request_key.to_string().parse().expect("an id"),
@@ -342,6 +343,7 @@ fn launch(
         request_key: stageline_core::id::RequestKey::derive(lineage, address, generation, attempt),
         provider: choice.quote.provider.clone(),
         provider_kind: "local".to_owned(),
+        account: None,
         offer: choice.offer.clone(),
         quote: choice.quote.id.clone(),
         price_per_hour: choice.quote.price_per_hour,

@@ -1,0 +1,135 @@
+//! Every provider that a command may need: those declared, and those that recorded machines are on when their table is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use stageline_core::id::{Address, Name};
+use stageline_core::resource::Account;
+use stageline_core::state::State;
+use stageline_core::topology::{Cloud, ProviderKind, SecretRef, Topology};
+use stageline_core::unit::MicroDollars;
+
+use super::Failure;
+use super::keys::References;
+use super::project::Place;
+use super::session::local;
+use crate::ambient::SharedClock;
+use crate::apply::{Providers, Secrets as _};
+use crate::provider::Provider;
+use crate::provider::http::CloudSettings;
+use crate::provider::local::LocalProvider;
+use crate::provider::vastai::Vastai;
+
+/// What providers are made from.
+pub(crate) struct Sellers<'a> {
+    /// Without it, recorded machines tell where they are.
+    pub topology: Option<&'a Topology>,
+    pub state: &'a State,
+    pub place: &'a Place,
+    /// Relative paths of secrets start here.
+    pub folder: &'a Path,
+    pub clock: &'a SharedClock,
+}
+
+/// A provider of recorded machines: its table's name, its kind, and on which account, where there are accounts.
+type Recorded = BTreeMap<(Name, String), Option<Account>>;
+
+impl Sellers<'_> {
+    /// Every declared provider, one for each that recorded machines are on, and `local` in any case.
+    pub fn providers(&self) -> Result<Providers, Failure> {
+        let mut providers = Providers::default();
+        let recorded = recorded(self.state);
+        let mut declared = BTreeSet::new();
+        for (name, provider) in self.topology.into_iter().flat_map(|t| &t.providers) {
+            let kind = provider.kind.as_str();
+            declared.insert((name.clone(), kind.to_owned()));
+            let account = recorded.get(&(name.clone(), kind.to_owned()));
+            let account = account.cloned().flatten();
+            let made: Arc<dyn Provider> = match &provider.kind {
+                ProviderKind::Local {
+                    slots,
+                    price_per_hour,
+                } => self.local(name, *slots, *price_per_hour)?,
+                ProviderKind::Cloud {
+                    cloud,
+                    api_key,
+                    url,
+                } => self.cloud(*cloud, name, api_key, url.as_deref(), account),
+            };
+            providers.insert(name.clone(), made);
+        }
+        for ((name, kind), account) in recorded {
+            let cloud = Cloud::ALL.into_iter().find(|cloud| cloud.as_str() == kind);
+            let (Some(cloud), Some(account)) = (cloud, account) else {
+                continue;
+            };
+            if declared.contains(&(name.clone(), kind)) {
+                continue;
+            }
+            let (key, url) = (account.api_key.clone(), account.url.clone());
+            let made = self.cloud(cloud, &name, &key, url.as_deref(), Some(account));
+            providers.insert_recorded(name, made);
+        }
+        let here = "local".parse().expect("it is a name");
+        providers.insert_kind(self.local(&here, None, MicroDollars::ZERO)?);
+        Ok(providers)
+    }
+
+    fn local(
+        &self,
+        name: &Name,
+        slots: Option<u32>,
+        price_per_hour: MicroDollars,
+    ) -> Result<Arc<dyn Provider>, Failure> {
+        let settings = local(name.clone(), &self.place.folder(), slots, price_per_hour)?;
+        Ok(Arc::new(LocalProvider::new(settings, self.clock.clone())))
+    }
+
+    /// A key that cannot be read makes a provider that sees nothing, and says why: what is on others goes on.
+    fn cloud(
+        &self,
+        cloud: Cloud,
+        name: &Name,
+        key_ref: &SecretRef,
+        url: Option<&str>,
+        account: Option<Account>,
+    ) -> Arc<dyn Provider> {
+        let references = References {
+            folder: self.folder.to_owned(),
+        };
+        let relay = self.topology.and_then(|topology| topology.relay.as_ref());
+        let settings = CloudSettings {
+            name: name.clone(),
+            url: url.map(str::to_owned),
+            key_ref: key_ref.clone(),
+            key: references.read(key_ref).map(Arc::new),
+            account: account.map(|account| account.id),
+            relay: relay.map(|relay| relay.url.clone()),
+            clock: self.clock.clone(),
+        };
+        match cloud {
+            Cloud::Vastai => Arc::new(Vastai::new(settings)),
+        }
+    }
+}
+
+/// Where recorded machines are, and where open tries may have made some.
+fn recorded(state: &State) -> Recorded {
+    let mut found = Recorded::new();
+    for (address, recorded) in state.existing() {
+        let Address::Lease(lease) = address else {
+            continue;
+        };
+        if let Some(held) = state.lease(lease) {
+            let key = (held.provider.clone(), held.provider_kind.clone());
+            found.insert(key, held.account.clone());
+        }
+        for open in recorded.attempts.values() {
+            let launch = &open.launch;
+            let key = (launch.provider.clone(), launch.provider_kind.clone());
+            found.insert(key, launch.account.clone());
+        }
+    }
+    found
+}

@@ -1,0 +1,89 @@
+//! One listing for everybody who waits for one.
+//!
+//! A listing proves something about the time before it only, so whoever asks gets one that began after they asked; all
+//! who asked meanwhile share it. A mere look may take one that is a little older.
+
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// The last listing, and when it began.
+pub struct Shared<T> {
+    last: Mutex<Option<(Instant, T)>>,
+}
+
+impl<T: Clone> Shared<T> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self {
+            last: Mutex::new(None),
+        }
+    }
+
+    /// A listing that began no longer than `age` before now.
+    ///
+    /// # Errors
+    /// What `fetch` says; it is asked again by the next who comes.
+    pub async fn get<E>(
+        &self,
+        age: Duration,
+        fetch: impl AsyncFnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let asked = Instant::now();
+        let mut last = self.last.lock().await;
+        if let Some((began, listing)) = last.as_ref()
+            && *began + age >= asked
+        {
+            return Ok(listing.clone());
+        }
+        let began = Instant::now();
+        let listing = fetch().await;
+        if let Ok(listing) = &listing {
+            *last = Some((began, listing.clone()));
+        }
+        listing
+    }
+
+    /// What was listed says nothing about what has been done since.
+    pub async fn forget(&self) {
+        *self.last.lock().await = None;
+    }
+}
+
+impl<T: Clone> Default for Shared<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_wait_share_one_that_began_after_they_asked() {
+        let shared = Shared::new();
+        let count = Cell::new(0_u32);
+        let fetch = async || {
+            count.set(count.get() + 1);
+            let number = count.get();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok::<_, ()>(number)
+        };
+        let first = shared.get(Duration::ZERO, fetch);
+        let others = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            futures::join!(
+                shared.get(Duration::ZERO, fetch),
+                shared.get(Duration::ZERO, fetch),
+                shared.get(Duration::from_secs(5), fetch)
+            )
+        };
+        let (first, others) = futures::join!(first, others);
+        assert_eq!((first, others.0, others.1), (Ok(1), Ok(2), Ok(2)));
+        assert!(others.2 == Ok(1) || others.2 == Ok(2));
+        assert_eq!(count.get(), 2);
+    }
+}

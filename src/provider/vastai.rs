@@ -1,0 +1,450 @@
+//! Machines of the marketplace vast.ai.
+//!
+//! What always holds: an offer is an ask that one can take, read again right before it is taken and priced with its disk;
+//! a create is sent once, under the request key as its label; every instance of the account is listed, page by page, and a listing that
+//! is not whole, or may be another account's, is no listing. Stopped instances bill their disk, so they are dead and
+//! not gone. It refuses to send the account's key to a machine.
+
+mod boot;
+mod offer;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use reqwest::Method;
+use serde_json::{Value, json};
+use stageline_core::id::MachineId;
+use stageline_core::offer::{Quote, QuoteId, Requirement};
+use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
+use stageline_core::retry::Effect;
+use stageline_core::unit::Bytes;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Shared};
+use crate::ambient::crash_point;
+use crate::provider::{
+    AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
+    Released, Traits,
+};
+
+const URL: &str = "https://console.vast.ai";
+
+/// 10 in a minute.
+const SEARCH: Endpoint = Endpoint {
+    name: "search",
+    every: Duration::from_secs(6),
+    burst: 10,
+};
+const CREATE: Endpoint = Endpoint::each("create", Duration::from_millis(4500));
+const DESTROY: Endpoint = Endpoint::each("destroy", Duration::from_secs(3));
+const LIST: Endpoint = Endpoint::each("list", Duration::from_secs(1));
+const USER: Endpoint = Endpoint::each("user", Duration::from_secs(1));
+const NAMES: Endpoint = Endpoint::each("gpu names", Duration::from_secs(1));
+const LOGS: Endpoint = Endpoint::each("logs", Duration::from_secs(1));
+
+/// Instances of one page: the most that there can be.
+const PAGE: usize = 25;
+
+/// More pages than any account has.
+const PAGES_MAX: usize = 4000;
+
+/// How often a listing whose pages do not fit together is begun again.
+const LISTINGS_MAX: usize = 3;
+
+/// How old a listing may be for a mere look at one instance. The provider asks for at most one in 10 s and allows one in 1 s.
+const LOOK_AGE: Duration = Duration::from_secs(3);
+
+/// A release that was taken is not sent again before this: the instance is listed for a while.
+const RELEASE_AGAIN: Duration = Duration::from_secs(30);
+
+/// How often a log that is being made is asked for.
+const LOG_TRIES: usize = 30;
+
+/// Between two of these.
+const LOG_PAUSE: Duration = Duration::from_millis(300);
+
+/// Sells machines of vast.ai.
+pub struct Vastai {
+    api: Api,
+    settings: CloudSettings,
+    traits: Traits,
+    listing: Shared<Vec<Machine>>,
+    names: OnceCell<Vec<String>>,
+    account: OnceCell<Account>,
+    released: Mutex<BTreeMap<MachineId, Instant>>,
+}
+
+impl Vastai {
+    /// Nothing is sent before it is asked something.
+    pub fn new(settings: CloudSettings) -> Self {
+        let api = Api::new(&settings, URL, wire::told);
+        let scaled = |span| api.scaled(span);
+        let traits = Traits {
+            finds_by_key: true,
+            visibility_delay: scaled(Duration::from_secs(120)),
+            late_commit_window: scaled(Duration::from_secs(600)),
+            request_timeout: request_timeout(&api),
+            // An image of some GB on a host with a slow line.
+            acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(30)),
+            bills_while_stopped: true,
+            self_destroy: false,
+            offers_are_one: true,
+            free: false,
+            rate: Duration::ZERO,
+            phases: vec![
+                PhaseLimit {
+                    phase: wire::PROVISIONING.to_owned(),
+                    within: scaled(Duration::from_secs(600)).max(Duration::from_secs(20)),
+                },
+                PhaseLimit {
+                    phase: AGENT_PHASE.to_owned(),
+                    within: scaled(Duration::from_secs(300)).max(Duration::from_secs(20)),
+                },
+            ],
+        };
+        Self {
+            api,
+            settings,
+            traits,
+            listing: Shared::new(),
+            names: OnceCell::new(),
+            account: OnceCell::new(),
+            released: Mutex::default(),
+        }
+    }
+
+    fn blind(&self, fault: Fault) -> Blind {
+        self.api.blind(fault)
+    }
+
+    /// Whose key it is, asked now.
+    async fn whose(&self) -> Result<String, Fault> {
+        let answer = self
+            .api
+            .read(Call::get("/api/v0/users/current/", USER))
+            .await?;
+        let id = wire::id(&answer.body, "id");
+        id.ok_or_else(|| Fault::shape("it has no `id` of the account"))
+    }
+
+    /// Refuses another account than the one that recorded machines are on.
+    fn own(&self, id: &str) -> Result<(), Fault> {
+        let known = self.account.get().map(|account| &account.id);
+        match known.or(self.settings.account.as_ref()) {
+            Some(known) if known != id => {
+                let name = &self.settings.name;
+                let message =
+                    format!("the key is account {id}'s, and the machines are on account {known}");
+                let cause = Cause::new(FailureClass::Auth, message);
+                Err(Fault::before(cause.hint(format!(
+                    "put the key of account {known} back into [provider.{name}], end its machines, and change it then"
+                ))))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Every instance of the account.
+    async fn all(&self, age: Duration) -> Result<Vec<Machine>, Fault> {
+        let fetch = async || self.pages().await;
+        self.listing.get(self.api.scaled(age), fetch).await
+    }
+
+    async fn pages(&self) -> Result<Vec<Machine>, Fault> {
+        let mut odd = Fault::shape("");
+        for _ in 0..LISTINGS_MAX {
+            match self.pages_once().await? {
+                Ok(instances) => return self.trusted(&instances).await,
+                Err(fault) => odd = fault,
+            }
+        }
+        Err(odd)
+    }
+
+    /// One way through all pages. The inner fault is of pages that do not fit together: instances came or went meanwhile.
+    async fn pages_once(&self) -> Result<Result<Vec<Value>, Fault>, Fault> {
+        let mut found: BTreeMap<String, Value> = BTreeMap::new();
+        let mut token: Option<String> = None;
+        for _ in 0..PAGES_MAX {
+            let mut call = Call::get("/api/v1/instances/", LIST);
+            call.query = vec![
+                ("limit", PAGE.to_string()),
+                ("order_by", r#"[{"col":"id","dir":"asc"}]"#.to_owned()),
+            ];
+            call.query
+                .extend(token.clone().map(|token| ("after_token", token)));
+            let page = wire::page(&self.api.read(call).await?.body)?;
+            found.extend(page.instances);
+            let Some(next) = page.next else {
+                return Ok(match page.total {
+                    Some(total) if total != found.len() => Err(Fault::shape(&format!(
+                        "the pages list {} of {total} instances",
+                        found.len()
+                    ))),
+                    Some(_) | None => Ok(found.into_values().collect()),
+                });
+            };
+            if token.as_ref() == Some(&next) {
+                return Ok(Err(Fault::shape("a page leads to itself")));
+            }
+            token = Some(next);
+        }
+        Err(Fault::shape("the pages have no end"))
+    }
+
+    /// A listing without any machine of ours may be another account's.
+    async fn trusted(&self, instances: &[Value]) -> Result<Vec<Machine>, Fault> {
+        let relay = self.settings.relay.as_deref();
+        let machines: Option<Vec<Machine>> = instances
+            .iter()
+            .map(|instance| wire::machine(instance, relay))
+            .collect();
+        let machines = machines.ok_or_else(|| Fault::shape("an instance has no `id`"))?;
+        let marked = machines.iter().any(|machine| machine.request_key.is_some());
+        if !marked {
+            let id = self.whose().await?;
+            self.own(&id)?;
+        }
+        Ok(machines)
+    }
+
+    async fn offers(&self, filter: Value) -> Result<Vec<Value>, Fault> {
+        let call = Call::send(Method::POST, "/api/v0/bundles/", SEARCH, filter);
+        let answer = self.api.read(call).await?;
+        match answer.body.get("offers") {
+            Some(Value::Array(offers)) => Ok(offers.clone()),
+            Some(_) | None => Err(Fault::shape("it has no list `offers`")),
+        }
+    }
+
+    /// The names of GPUs as the provider spells them.
+    async fn names(&self) -> Result<&Vec<String>, Fault> {
+        let ask = || async {
+            let call = Call::get("/api/v0/gpu_names/unique/", NAMES);
+            let answer = self.api.read(call).await?;
+            wire::names(&answer.body)
+        };
+        self.names.get_or_try_init(ask).await
+    }
+
+    fn made(&self, request: &CreateRequest, ids: &[MachineId]) -> Outcome<Machine> {
+        let [id] = ids else {
+            let message = format!(
+                "the create was answered with {} ids and not with one",
+                ids.len()
+            );
+            return Outcome::InDoubt(Cause::new(FailureClass::Unknown, message));
+        };
+        Outcome::Done(Machine {
+            id: id.clone(),
+            request_key: Some(request.request_key.clone()),
+            status: MachineStatus::Pending(Phase::new(wire::PROVISIONING)),
+            price_per_hour: request.quote.price_per_hour,
+            facts: request.quote.facts.clone(),
+            contact: stageline_core::resource::Contact::default(),
+            created_at: None,
+        })
+    }
+
+    /// How a create ended that was not answered with a yes.
+    fn unmade(fault: Fault) -> Outcome<Machine> {
+        let ids = fault.body.as_ref().map(wire::contracts).unwrap_or_default();
+        if !ids.is_empty() {
+            let ids: Vec<&str> = ids.iter().map(MachineId::as_str).collect();
+            let message = format!(
+                "{}; and yet instance {} was made, is stopped and bills its disk",
+                fault.cause.message,
+                ids.join(", ")
+            );
+            return Outcome::InDoubt(Cause {
+                message,
+                ..fault.cause
+            });
+        }
+        match fault.effect {
+            Effect::None => Outcome::Refused(fault.cause),
+            Effect::Possible => Outcome::InDoubt(fault.cause),
+        }
+    }
+
+    /// Whether a release of this instance was taken a moment ago.
+    fn just_released(&self, id: &MachineId) -> bool {
+        let again = self
+            .api
+            .scaled(RELEASE_AGAIN)
+            .max(Duration::from_millis(500));
+        let released = self.released.lock().expect("no holder panics");
+        released.get(id).is_some_and(|at| at.elapsed() < again)
+    }
+}
+
+/// A simulator with a fast clock still needs time to answer.
+fn request_timeout(api: &Api) -> Duration {
+    let limit = Duration::from_secs(30);
+    match api.base() {
+        Ok(base) => base.scaled_above(limit, Duration::from_secs(5)),
+        Err(_) => limit,
+    }
+}
+
+fn gibibytes(disk: Bytes) -> u64 {
+    // No instance has less than 8.
+    disk.0.div_ceil(1 << 30).max(8)
+}
+
+#[async_trait]
+impl Provider for Vastai {
+    fn kind(&self) -> &'static str {
+        "vastai"
+    }
+
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
+        let disk = gibibytes(disk);
+        let names = if requirement.names_gpu() {
+            let names = self.names().await.map_err(|fault| self.blind(fault))?;
+            names
+                .iter()
+                .filter(|name| requirement.takes_gpu(name))
+                .cloned()
+                .collect()
+        } else {
+            Vec::new()
+        };
+        let filter = offer::filter(requirement, &names, disk);
+        let offers = self
+            .offers(filter)
+            .await
+            .map_err(|fault| self.blind(fault))?;
+        let quotes = offers
+            .iter()
+            .filter_map(|offer| offer::quote(&self.settings.name, offer, disk));
+        // It has answered with the same row twice.
+        let distinct: BTreeMap<QuoteId, Quote> =
+            quotes.map(|quote| (quote.id.clone(), quote)).collect();
+        Ok(distinct.into_values().collect())
+    }
+
+    async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
+        crash_point("a quote, not yet read again");
+        let disk = gibibytes(disk);
+        let Ok(number) = id.0.parse::<u64>() else {
+            return Ok(None);
+        };
+        let offers = self.offers(offer::one(number, disk)).await;
+        let offers = offers.map_err(|fault| self.blind(fault))?;
+        let quotes = offers
+            .iter()
+            .filter_map(|offer| offer::quote(&self.settings.name, offer, disk));
+        Ok(quotes.into_iter().find(|quote| quote.id == *id))
+    }
+
+    async fn account(&self) -> Result<Option<Account>, Blind> {
+        let ask = || async {
+            let id = self.whose().await?;
+            self.own(&id)?;
+            Ok(self.settings.account_of(id))
+        };
+        let account = self.account.get_or_try_init(ask).await;
+        account
+            .map(|account| Some(account.clone()))
+            .map_err(|fault| self.blind(fault))
+    }
+
+    fn turn(&self) -> Duration {
+        self.api.gate(&CREATE).reserve()
+    }
+
+    async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
+        let body = match boot::body(&request, gibibytes(request.disk)) {
+            Ok(body) => body,
+            Err(cause) => return Outcome::Refused(cause),
+        };
+        let path = format!("/api/v0/asks/{}/", request.quote.id.0);
+        let call = Call {
+            timeout: self.traits.request_timeout,
+            ..Call::send(Method::PUT, path, CREATE, body)
+        };
+        crash_point("a create, not yet sent");
+        let answer = self.api.once(call).await;
+        self.listing.forget().await;
+        crash_point("a create, just answered");
+        match answer {
+            Ok(answer) => self.made(&request, &wire::contracts(&answer.body)),
+            Err(fault) => Self::unmade(fault),
+        }
+    }
+
+    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
+        let ours = |machine: &Machine| {
+            let key = machine.request_key.as_ref();
+            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
+        };
+        let mut machines = self.list().await?;
+        machines.retain(ours);
+        Ok(machines)
+    }
+
+    async fn list(&self) -> Result<Vec<Machine>, Blind> {
+        let all = self.all(Duration::ZERO).await;
+        all.map_err(|fault| self.blind(fault))
+    }
+
+    async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
+        let all = self
+            .all(LOOK_AGE)
+            .await
+            .map_err(|fault| self.blind(fault))?;
+        Ok(all.into_iter().find(|machine| machine.id == *id))
+    }
+
+    async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
+        if id.as_str().parse::<u64>().is_err() {
+            return Ok(Released::Unknown);
+        }
+        if self.just_released(id) {
+            return Ok(Released::Accepted);
+        }
+        crash_point("a release, not yet sent");
+        let path = format!("/api/v0/instances/{id}/");
+        let call = Call::send(Method::DELETE, path, DESTROY, json!({}));
+        let answer = self.api.release(call).await;
+        self.listing.forget().await;
+        crash_point("a release, just answered");
+        match answer {
+            Ok(_) => {
+                let mut released = self.released.lock().expect("no holder panics");
+                released.insert(id.clone(), Instant::now());
+                Ok(Released::Accepted)
+            }
+            Err(fault) if wire::knows_no_instance(&fault) => Ok(Released::Unknown),
+            Err(fault) => Err(fault.cause),
+        }
+    }
+
+    async fn logs(&self, id: &MachineId, tail: usize) -> Result<Vec<u8>, Cause> {
+        let path = format!("/api/v0/instances/request_logs/{id}/");
+        let call = Call::send(Method::PUT, path, LOGS, json!({ "tail": "200" }));
+        let answer = self.api.read(call).await.map_err(|fault| fault.cause)?;
+        let url = answer.body.get("result_url").and_then(Value::as_str);
+        let url = url.ok_or_else(|| Fault::shape("it has no `result_url`").cause)?;
+        for _ in 0..LOG_TRIES {
+            if let Some(mut log) = self.api.plain(url, 4 << 20).await? {
+                return Ok(log.split_off(log.len().saturating_sub(tail)));
+            }
+            tokio::time::sleep(LOG_PAUSE).await;
+        }
+        let message = format!("the log of {id} was not made in time");
+        Err(Cause::new(FailureClass::Unknown, message))
+    }
+}
