@@ -128,6 +128,8 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
         replace: Vec::new(),
         limits: topology.limits.clone(),
         topology_digest: None,
+        refresh_only: false,
+        boot: None,
     };
     plan::draft(&Draft {
         desired: &desired,
@@ -168,6 +170,7 @@ async fn measure(count: usize, folder: &Path) -> Figures {
     let options = apply::Options {
         parallelism: PARALLELISM,
         max_total_per_hour: None,
+        max_spend: None,
         interrupt: CancellationToken::new(),
         grace: Millis(1500),
     };

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stageline_core::unit::Timestamp;
+use stageline_core::journal::BootPoint;
+use stageline_core::unit::{Millis, Timestamp};
 
 pub use fake::FakeClock;
 
@@ -27,6 +28,15 @@ pub trait Clock: Send + Sync + 'static {
     fn boottime(&self) -> Duration;
     /// Returns when that much of `boottime` has passed.
     async fn sleep(&self, span: Duration);
+    /// Which boot [`Clock::boottime`] counts from; none where that cannot be told.
+    fn boot(&self) -> Option<String> {
+        None
+    }
+    /// This moment by the clock that nobody can set.
+    fn boot_point(&self) -> Option<BootPoint> {
+        let up = Millis(u64::try_from(self.boottime().as_millis()).ok()?);
+        self.boot().map(|boot| BootPoint { boot, up })
+    }
 }
 
 /// The clock of this computer.
@@ -47,6 +57,45 @@ impl Clock for SystemClock {
 
     async fn sleep(&self, span: Duration) {
         tokio::time::sleep(span).await;
+    }
+
+    fn boot(&self) -> Option<String> {
+        Some(boot_id()).filter(|id| !id.is_empty())
+    }
+}
+
+/// The wall clock as it was when a run began, carried on by the boot-time clock: whoever sets the clock of this computer
+/// meanwhile moves no time that the run records.
+struct Steady {
+    clock: SharedClock,
+    wall: Timestamp,
+    boot: Duration,
+}
+
+/// A clock for the records of one run.
+pub fn steady(clock: SharedClock) -> SharedClock {
+    let (wall, boot) = (clock.now(), clock.boottime());
+    Arc::new(Steady { clock, wall, boot })
+}
+
+#[async_trait]
+impl Clock for Steady {
+    fn now(&self) -> Timestamp {
+        let passed = self.boottime().saturating_sub(self.boot);
+        let passed = jiff::SignedDuration::try_from(passed).unwrap_or_default();
+        self.wall.checked_add(passed).unwrap_or(Timestamp::MAX)
+    }
+
+    fn boottime(&self) -> Duration {
+        self.clock.boottime()
+    }
+
+    async fn sleep(&self, span: Duration) {
+        self.clock.sleep(span).await;
+    }
+
+    fn boot(&self) -> Option<String> {
+        self.clock.boot()
     }
 }
 

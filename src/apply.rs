@@ -7,6 +7,7 @@
 mod agent_steps;
 mod doubt;
 mod lease;
+mod named;
 mod release;
 mod schedule;
 mod step;
@@ -73,6 +74,8 @@ pub struct Options {
     pub parallelism: usize,
     /// All machines together, checked again before each launch.
     pub max_total_per_hour: Option<MicroDollars>,
+    /// Over the topology's life, by the ledger; checked again before each launch.
+    pub max_spend: Option<MicroDollars>,
     /// Fires at the first Ctrl-C: no new step, waits are cut.
     pub interrupt: CancellationToken,
     /// How long running calls may go on after that.

@@ -11,11 +11,13 @@ mod destroy;
 mod drafting;
 mod exit;
 mod graph;
+mod import;
 mod init;
 mod keys;
 mod leases;
 mod logs;
 mod model;
+mod money;
 mod plan;
 mod project;
 mod reporter;
@@ -26,6 +28,7 @@ mod show;
 mod signals;
 mod state;
 mod status;
+mod surgery;
 mod validate;
 
 use std::ffi::OsString;
@@ -135,7 +138,9 @@ enum Command {
     Leases(leases::Leases),
     /// End one machine now
     Release(leases::Release),
-    /// Look into the recorded state
+    /// Take a machine of this state at the provider back into a lease
+    Import(import::Import),
+    /// Look into the recorded state, or mend it
     State(state::State),
     /// The process on a leased machine; started by stageline itself
     Agent(agent::Agent),
@@ -192,6 +197,7 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
         Command::Ask(command) => command.run(global, console),
         Command::Leases(command) => command.run(global, console),
         Command::Release(command) => command.run(global, console),
+        Command::Import(command) => command.run(global, console),
         Command::State(command) => command.run(global, console),
         Command::Agent(command) => command.run(console),
         Command::Completions(Completions { shell }) => {

@@ -10,7 +10,7 @@ use futures::StreamExt;
 use futures::stream;
 use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
 use stageline_core::offer::{Quote, QuoteId, Requirement};
-use stageline_core::resource::{Cause, DISK, FailureClass, LeaseReceipt, Spec};
+use stageline_core::resource::{Account, Cause, DISK, FailureClass, LeaseReceipt, Spec};
 use stageline_core::state::{
     Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen, State,
 };
@@ -247,7 +247,11 @@ pub async fn quotes(asked: &[Asked]) -> BTreeMap<Name, Result<Vec<Quote>, Blind>
 /// A machine with our mark that is left at a provider.
 #[derive(Clone, Debug)]
 pub struct Survivor {
-    /// Where.
+    /// The provider that listed it.
+    pub provider: Name,
+    /// On whose account; none where there are no accounts.
+    pub account: Option<Account>,
+    /// Its adapter.
     pub kind: &'static str,
     /// What.
     pub machine: Machine,
@@ -263,10 +267,16 @@ pub async fn survivors(state: &State, providers: &Providers) -> Result<Vec<Survi
     };
     let mark = RequestKey::mark(&genesis.lineage);
     let mut left = Vec::new();
-    for provider in providers.all() {
+    for (name, provider) in providers.named() {
         let kind = provider.kind();
         let found = provider.find(&mark).await?;
-        left.extend(found.into_iter().map(|machine| Survivor { kind, machine }));
+        let account = provider.account().await?;
+        left.extend(found.into_iter().map(|machine| Survivor {
+            provider: name.clone(),
+            account: account.clone(),
+            kind,
+            machine,
+        }));
     }
     left.sort_by(|a, b| a.machine.id.cmp(&b.machine.id));
     left.dedup_by(|a, b| a.kind == b.kind && a.machine.id == b.machine.id);

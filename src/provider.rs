@@ -327,6 +327,17 @@ impl Providers {
             })
     }
 
+    /// Every provider once with its name; one for missing tables has its kind's.
+    pub fn named(&self) -> impl Iterator<Item = (Name, &Arc<dyn Provider>)> {
+        self.all().map(|provider| {
+            let mut named = self.by_name.iter();
+            let found = named.find(|(_, other)| Arc::ptr_eq(other, provider));
+            let name = found.map(|(name, _)| name.clone());
+            let kind = || provider.kind().parse().expect("a kind is a name");
+            (name.unwrap_or_else(kind), provider)
+        })
+    }
+
     /// Every provider once, by name, those for missing tables last.
     pub fn all(&self) -> impl Iterator<Item = &Arc<dyn Provider>> {
         let named: Vec<&str> = self

@@ -16,12 +16,14 @@
 //! ```
 
 mod error;
+mod history;
 mod identity;
 mod journal;
 mod load;
 mod local;
 mod lock;
 mod put;
+mod repair;
 mod snapshot;
 #[doc(hidden)]
 pub mod testing;
@@ -46,6 +48,7 @@ pub use identity::{Identity, IdentityError};
 pub use journal::{Begin, First, Journal, Writer};
 pub use load::Loaded;
 pub use lock::{Acquired, HEARTBEAT, Holder, Lock, LockInfo};
+pub use repair::Damage;
 
 /// Largest entry that is read: what one process can queue during one slow put is far below.
 const ENTRY_MAX: u64 = 16 << 20;

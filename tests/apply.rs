@@ -10,6 +10,7 @@ mod crash;
 mod faults;
 #[path = "apply/fence.rs"]
 mod fence;
+mod ledger;
 #[path = "apply/order.rs"]
 mod order;
 #[path = "apply/random.rs"]

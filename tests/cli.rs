@@ -9,4 +9,5 @@ mod native;
 mod plans;
 mod secrets;
 mod signals;
+mod surgery;
 mod world;

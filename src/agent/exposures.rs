@@ -128,7 +128,8 @@ impl Exposures {
         let mut models: BTreeMap<Name, Arc<dyn Infer>> = BTreeMap::new();
         for (pipeline, lease) in &spec.pipelines {
             let model = match peers.get(pipeline) {
-                _ if *lease == self.lease => self.fabric.infer(pipeline),
+                // The machine that listens, by the name that it has now.
+                _ if *lease == spec.at => self.fabric.infer(pipeline),
                 Some(peer) => self.fabric.infer_at(pipeline, peer.endpoint, &peer.contact),
                 None => {
                     let message = format!(

@@ -142,6 +142,10 @@ impl Clock for FakeClock {
             let _ = elapsed.wait_for(|now| *now >= deadline).await;
         }
     }
+
+    fn boot(&self) -> Option<String> {
+        Some("the only boot".to_owned())
+    }
 }
 
 #[cfg(test)]

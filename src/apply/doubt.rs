@@ -83,7 +83,7 @@ impl<'a> Run<'a> {
         attempt: Attempt,
     ) -> Result<Option<Vec<Machine>>, Stop> {
         let address = &act.step.address;
-        let prefix = RequestKey::prefix(&doubts.lineage, address);
+        let lease = super::step::lease_of(act.step)?;
         let start = self.effects.clock.boottime();
         let horizon = horizon(provider.traits());
         let until = self.effects.clock.now()
@@ -97,7 +97,10 @@ impl<'a> Run<'a> {
         loop {
             // Read before the listing: a listing proves something about the time before it only.
             let watched = self.effects.clock.boottime().saturating_sub(start);
-            match provider.find(&prefix).await {
+            match self
+                .find_ours(provider.as_ref(), lease, &doubts.lineage)
+                .await
+            {
                 Ok(machines) => {
                     seen = watched;
                     let ours = of_generation(machines, act.step.generation);
@@ -258,13 +261,15 @@ impl<'a> Run<'a> {
         if self.doubts(lease, step.generation).is_none() {
             return Ok(());
         }
-        let prefix = RequestKey::prefix(&before.lineage, &step.address);
         let start = self.effects.clock.boottime();
         let horizon = horizon(provider.traits());
         let mut seen = Duration::ZERO;
         loop {
             let watched = self.effects.clock.boottime().saturating_sub(start);
-            let machines = match provider.find(&prefix).await {
+            let found = self
+                .find_ours(provider.as_ref(), lease, &before.lineage)
+                .await;
+            let machines = match found {
                 Ok(machines) => machines,
                 Err(error) if watched.saturating_sub(seen) >= BLIND_AFTER => {
                     let last = before.open.last_key_value();

@@ -264,6 +264,7 @@ impl<'a> Run<'a> {
 
     /// Counts a launch against the cap until the journal does.
     fn reserve(&self, lease: &LeaseId, launch: &Launch) -> Result<(), Stop> {
+        self.within_spend(lease)?;
         let mut reserving = self.reserving.borrow_mut();
         let own = (lease.clone(), launch.attempt);
         if let Some(cap) = self.options.max_total_per_hour {
@@ -384,8 +385,8 @@ impl<'a> Run<'a> {
         let (Some(lineage), Ok(provider)) = (lineage, provider) else {
             return Ok(());
         };
-        let prefix = RequestKey::prefix(&lineage, &Address::Lease(lease.clone()));
-        let machines = provider.find(&prefix).await.unwrap_or_default();
+        let found = self.find_ours(provider.as_ref(), lease, &lineage).await;
+        let machines = found.unwrap_or_default();
         for machine in of_generation(machines, act.step.generation) {
             if machine.id != held.machine {
                 self.release_extra(act, provider, &machine.id).await?;
@@ -474,7 +475,9 @@ impl<'a> Run<'a> {
         let (generation, attempt) = held.request_key.try_of();
         let target = Target {
             lease: lease.clone(),
-            endpoint: self.keys()?.endpoint(lease, generation, attempt),
+            endpoint: self
+                .keys()?
+                .endpoint(&self.made_for(lease), generation, attempt),
             contact: machine.contact,
         };
         let facts = match self.machines()?.status(&target).await {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
+use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name};
 use stageline_core::journal::{Record, Verb};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome};
 use stageline_core::unit::Millis;
@@ -72,7 +72,9 @@ impl<'a> Run<'a> {
                     receipt: None,
                     at,
                 };
-                self.journal.append(vec![done]).await?;
+                let mut records: Vec<Record> = self.sighting(act).into_iter().collect();
+                records.push(done);
+                self.journal.append(records).await?;
             }
             Outcome::Refused(cause) | Outcome::InDoubt(cause) => {
                 let doubt = Record::InDoubt {
@@ -153,7 +155,6 @@ impl<'a> Run<'a> {
         lineage: &Lineage,
     ) -> Result<Option<Cause>, Stop> {
         let address = Address::Lease(lease.clone());
-        let prefix = RequestKey::prefix(lineage, &address);
         let start = self.effects.clock.boottime();
         let doubts = self.doubts(lease, act.step.generation).is_some();
         let quiet = if doubts {
@@ -168,11 +169,16 @@ impl<'a> Run<'a> {
             let mut trouble = None;
             if let Some(machine) = &known {
                 match provider.release(machine).await {
-                    Ok(Released::Accepted | Released::Unknown) => known = None,
+                    Ok(Released::Accepted) => {
+                        let now = self.effects.clock.now();
+                        self.sightings.borrow_mut().insert(address.clone(), now);
+                        known = None;
+                    }
+                    Ok(Released::Unknown) => known = None,
                     Err(cause) => trouble = Some(cause),
                 }
             }
-            match provider.find(&prefix).await {
+            match self.find_ours(provider.as_ref(), lease, lineage).await {
                 Err(error) => trouble = Some(blind(&error.cause)),
                 Ok(machines) => {
                     let left = of_generation(machines, act.step.generation);

@@ -31,8 +31,15 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
         effects,
         options,
         reserving: RefCell::default(),
+        sightings: RefCell::default(),
         halt: options.interrupt.child_token(),
     };
+    if let Err(error) = super::named::edit(plan, journal, effects).await {
+        return Summary {
+            journal: Some(error),
+            ..Summary::default()
+        };
+    }
     let done = journal.with_state(|state| {
         state
             .run
@@ -130,15 +137,11 @@ async fn perform(run: &Run<'_>, act: Act<'_>) -> Result<(), Stop> {
         Verb::Unexpose => run.unexpose(act).await,
         Verb::Forget => run.done(act, Made::default()).await,
         Verb::Record => {
-            let spec = run.spec(&act.step.address)?.clone();
-            run.done(
-                act,
-                Made {
-                    spec: Some(spec),
-                    receipt: None,
-                },
-            )
-            .await
+            let made = Made {
+                spec: Some(run.spec(&act.step.address)?.clone()),
+                receipt: run.at_price_now(act),
+            };
+            run.done(act, made).await
         }
     }
 }

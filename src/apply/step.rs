@@ -11,7 +11,7 @@ use stageline_core::journal::{Launch, Record, Verb};
 use stageline_core::plan::{Change, Plan, Step, StepId};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome, Receipt, Spec};
 use stageline_core::state::State;
-use stageline_core::unit::{MicroDollars, Millis};
+use stageline_core::unit::{MicroDollars, Millis, Timestamp};
 
 use tokio_util::sync::CancellationToken;
 
@@ -56,6 +56,8 @@ pub(super) struct Run<'a> {
     pub options: &'a Options,
     /// Reservations of launches that are being appended and are not in the state yet.
     pub reserving: RefCell<BTreeMap<(LeaseId, Attempt), MicroDollars>>,
+    /// When machines that are being released were there for sure, last.
+    pub sightings: RefCell<BTreeMap<Address, Timestamp>>,
     /// Cuts every wait: fires with the interrupt, and when the journal takes no more entries.
     pub halt: CancellationToken,
 }
@@ -157,7 +159,9 @@ impl<'a> Run<'a> {
                     receipt,
                     at,
                 };
-                self.journal.append(vec![done]).await?;
+                let mut records: Vec<Record> = self.sighting(act).into_iter().collect();
+                records.push(done);
+                self.journal.append(records).await?;
                 Ok(())
             }
             Outcome::Refused(cause) => {
@@ -185,6 +189,17 @@ impl<'a> Run<'a> {
                 Err(Stop::InDoubt(cause))
             }
         }
+    }
+
+    /// When the machine of a release was seen for the last time: it billed until then, which the ledger cannot know
+    /// otherwise.
+    pub fn sighting(&self, act: Act<'a>) -> Option<Record> {
+        let at = self.sightings.borrow_mut().remove(&act.step.address)?;
+        Some(Record::Seen {
+            address: act.step.address.clone(),
+            generation: act.step.generation,
+            at,
+        })
     }
 
     /// Says that a step is done without a call, because there is none to make or its work is found done.

@@ -1,5 +1,6 @@
 //! From a topology and a state to a drafted plan: what `plan` and `apply` have in common.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use stageline_core::id::{Address, Name};
 use stageline_core::offer::Requirement;
 use stageline_core::plan::{self, Desired, Draft, Market, Mode, Plan};
 use stageline_core::resource::FailureClass;
-use stageline_core::state::Observed;
+use stageline_core::state::{Observed, SurgeryError};
 use stageline_core::topology::{Limits, Topology};
 use stageline_core::unit::Bytes;
 
@@ -36,6 +37,9 @@ pub(crate) struct Narrow {
     /// Do not look at the world first; what is recorded is taken as it is
     #[arg(long)]
     no_refresh: bool,
+    /// Change nothing in the world: only record what is seen to be gone, or to cost something else
+    #[arg(long, conflicts_with_all = ["no_refresh", "replace"])]
+    refresh_only: bool,
 }
 
 impl Narrow {
@@ -66,9 +70,14 @@ pub(crate) async fn apply(
         .await
         .map_err(fail)?;
     let loaded = store.read().await?;
+    let edits = plan::edits(&project.topology, &loaded.state).map_err(fail)?;
+    let state = match edits.as_slice() {
+        [] => Cow::Borrowed(&loaded.state),
+        edits => Cow::Owned(loaded.state.after(edits).map_err(surgery)?),
+    };
     let sellers = Sellers {
         topology: Some(&project.topology),
-        state: &loaded.state,
+        state: &state,
         place: &project.place,
         folder: &project.folder,
         clock,
@@ -76,21 +85,16 @@ pub(crate) async fn apply(
     let providers = sellers.providers()?;
     let markets = markets(&project.topology, &providers).await;
     usable(&markets)?;
-    let memory = plan::memory_known(&project.topology, &loaded.state, &markets);
+    let memory = plan::memory_known(&project.topology, &state, &markets);
     let desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
     let observed = if narrow.no_refresh {
         Observed::default()
     } else {
         let topology = Some(&project.topology);
-        let hands = session::hands_if_any(
-            store,
-            &loaded.state,
-            topology,
-            &project.place,
-            &project.folder,
-        )?;
+        let hands =
+            session::hands_if_any(store, &state, topology, &project.place, &project.folder)?;
         let machines = hands.as_deref().map(|hands| hands as &dyn Machines);
-        let observed = observe::look(&loaded.state, &providers, machines, clock.as_ref()).await;
+        let observed = observe::look(&state, &providers, machines, clock.as_ref()).await;
         if let Some(hands) = hands {
             hands.close().await;
         }
@@ -104,16 +108,20 @@ pub(crate) async fn apply(
         replace: narrow.replace.clone(),
         limits: project.topology.limits.clone(),
         topology_digest: Some(project.digest),
+        refresh_only: narrow.refresh_only,
+        boot: clock.boot_point(),
     };
     let draft = Draft {
         desired: &desired,
-        recorded: &loaded.state,
+        recorded: &state,
         observed: &observed,
         markets: &markets,
         options: &options,
     };
     let mut plan = plan::draft(&draft).map_err(fail)?;
     plan.notes.extend(elsewhere(&project.place).await);
+    plan.base = loaded.state.projection();
+    plan.edits = edits;
     plan.id = plan.digest();
     Ok(Drafted { plan, loaded })
 }
@@ -154,8 +162,11 @@ pub(crate) async fn destroy(
             max_price_per_hour: None,
             max_total_per_hour: None,
             max_leases: None,
+            max_spend: None,
         },
         topology_digest: None,
+        refresh_only: narrow.refresh_only,
+        boot: clock.boot_point(),
     };
     let draft = Draft {
         desired: &Desired::nothing(name.clone()),
@@ -166,6 +177,12 @@ pub(crate) async fn destroy(
     };
     let plan = plan::draft(&draft).map_err(|faults| Failure::diagnostics(faults, Vec::new()))?;
     Ok(Drafted { plan, loaded })
+}
+
+/// Why recorded state cannot be changed as asked for.
+pub(crate) fn surgery(error: SurgeryError) -> Failure {
+    let hint = error.hint();
+    Failure::user(error.to_string()).hint(hint)
 }
 
 /// What every declared provider sells now.

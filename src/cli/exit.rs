@@ -27,6 +27,8 @@ pub enum Exit {
     Locked = 6,
     /// A guard refused: price, budget, stale or consumed plan.
     Guard = 7,
+    /// Destroy is finished, and protected items or ones that are not ours to end remain.
+    Remains = 8,
     /// The arguments make no sense.
     Usage = 64,
     /// A bug in us.
@@ -82,7 +84,8 @@ impl Failure {
 
     /// Findings of the reader or the planner.
     pub fn diagnostics(diagnostics: Vec<Diagnostic>, files: Vec<SourceFile>) -> Self {
-        let guard = diagnostics.iter().all(|one| one.code == "plan/over-limit");
+        let guards = ["plan/over-limit", "plan/protected"];
+        let guard = diagnostics.iter().all(|one| guards.contains(&one.code));
         let blind = diagnostics.iter().any(|one| one.code == "plan/blind");
         let exit = match (guard, blind) {
             (true, _) => Exit::Guard,
@@ -131,6 +134,8 @@ impl From<AppendError> for Failure {
                 | StoreError::Unfit { .. }
                 | StoreError::Corrupt { .. }
                 | StoreError::Newer { .. }
+                | StoreError::Moved { .. }
+                | StoreError::Occupied { .. }
                 | StoreError::Restless { .. }
                 | StoreError::OpenedToRead { .. }
                 | StoreError::Failed { .. } => Exit::Doubt,

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use serde::Serialize;
 use stageline_core::id::{Address, LeaseId};
-use stageline_core::state::{EndedLease, State};
+use stageline_core::plan::is_protected;
+use stageline_core::state::{EndedLease, Spent, State};
 
 use super::apply::Pace;
 use super::console::Console;
 use super::drafting::{self, Narrow};
 use super::run::{self, Job};
-use super::{Exit, Failure, Global, plan, project, session};
+use super::{Exit, Failure, Global, money, plan, project, session};
 use crate::store::Mode;
 
 /// The machines we hold, ended ones too.
@@ -24,6 +25,8 @@ struct Line {
     machine: Option<String>,
     provider: String,
     price_per_hour: String,
+    /// What this machine, and every earlier one of the lease where it is held, cost so far.
+    spent: Option<Spent>,
     status: String,
 }
 
@@ -33,15 +36,32 @@ impl Leases {
         let state = session::runtime()?.block_on(async {
             Ok::<_, Failure>(place.open(Mode::Read).await?.read().await?.state)
         })?;
-        let lines: Vec<Line> = held(&state)
+        let mut lines: Vec<Line> = held(&state)
             .chain(state.ended.iter().rev().map(ended))
             .collect();
+        let clock = session::clock();
+        let ledger = money::ledger(&state, clock.as_ref(), |_| false);
+        for line in &mut lines {
+            if line.spent.is_none() {
+                line.spent = ledger.leases.get(&line.lease).copied();
+            }
+        }
         if console.json {
             console.document(&lines)?;
         } else if lines.is_empty() {
             console.say(&format!("`{}` holds no machine and never did", place.name));
         } else {
-            console.data(&table(&lines))?;
+            let mut text = table(&lines);
+            for (machine, disowned) in &state.disowned {
+                text.push_str(&format!(
+                    "machine {machine} was taken out of the state at {:.0}, was {}, {}/h: it may go on billing\n",
+                    disowned.at, disowned.lease, disowned.price_per_hour
+                ));
+            }
+            if let Some(total) = money::total(&ledger) {
+                text.push_str(&format!("{total}\n"));
+            }
+            console.data(&text)?;
         }
         Ok(Exit::Done)
     }
@@ -59,6 +79,10 @@ fn held(state: &State) -> impl Iterator<Item = Line> + '_ {
             Some(_) => "up, its agent was not heard yet".to_owned(),
             None => "unresolved, may bill".to_owned(),
         };
+        let status = match (held, recorded.is_unresolved()) {
+            (Some(_), true) => format!("{status}; an earlier try is unresolved and may bill"),
+            (_, _) => status,
+        };
         Some(Line {
             lease: lease.clone(),
             machine: held.map(|held| held.machine.to_string()),
@@ -67,6 +91,7 @@ fn held(state: &State) -> impl Iterator<Item = Line> + '_ {
                 .or_else(|| open.map(|open| open.launch.provider.to_string()))
                 .unwrap_or_default(),
             price_per_hour: recorded.committed_per_hour().to_string(),
+            spent: None,
             status,
         })
     })
@@ -78,6 +103,7 @@ fn ended(lease: &EndedLease) -> Line {
         machine: Some(lease.receipt.machine.to_string()),
         provider: lease.receipt.provider.to_string(),
         price_per_hour: lease.receipt.price_per_hour.to_string(),
+        spent: lease.spent.or(Some(Spent::default())),
         status: format!("ended {:.0}: {}", lease.ended_at, lease.why),
     }
 }
@@ -93,11 +119,21 @@ fn table(lines: &[Line]) -> String {
         let machine = line.machine.as_deref().unwrap_or("-");
         let lease = line.lease.to_string();
         text.push_str(&format!(
-            "{lease:width$}  {machine}  {}  {}/h  {}\n",
-            line.provider, line.price_per_hour, line.status
+            "{lease:width$}  {machine}  {}  {}/h  {}{}\n",
+            line.provider,
+            line.price_per_hour,
+            line.status,
+            spent(line)
         ));
     }
     text
+}
+
+fn spent(line: &Line) -> String {
+    match &line.spent {
+        Some(spent) if !spent.is_zero() => format!(", {spent} so far"),
+        Some(_) | None => String::new(),
+    }
 }
 
 /// End one machine now.
@@ -136,6 +172,13 @@ impl Release {
                 }
                 return Err(Failure::user(format!("`{}` holds no {lease}", place.name))
                     .hint("`stageline leases` lists what can be released"));
+            }
+            if is_protected(&recorded, lease) {
+                let message = format!("{lease} is protected: no command ends its machine");
+                return Err(Failure::new(Exit::Guard, message).hint(format!(
+                    "set `protect = false` in [lease.{}] and apply, then release it",
+                    lease.name
+                )));
             }
             let narrow = Narrow::only(self.address.clone());
             let drafted = drafting::destroy(&place, &reader, &narrow, &clock).await?;

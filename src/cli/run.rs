@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, Lineage, WriterId};
-use stageline_core::plan::{Mode, Plan, Start, Verdict, may_apply};
+use stageline_core::id::{Address, LeaseId, Lineage, WriterId};
+use stageline_core::plan::{Mode, Plan, Start, Verdict, is_protected, may_apply};
 use stageline_core::state::State;
 use stageline_core::topology::Topology;
 use stageline_core::unit::{MicroDollars, Millis};
@@ -15,7 +15,7 @@ use super::keys::{self, IdentityKeys, References};
 use super::project::Place;
 use super::reporter::Reporter;
 use super::sellers::Sellers;
-use super::{Exit, Failure, session, signals};
+use super::{Exit, Failure, money, session, signals};
 use crate::ambient::{self, ProcessId, SharedClock, random};
 use crate::apply::{self, Effects, Keys, Options, Providers, Summary};
 use crate::machine::Machines;
@@ -49,6 +49,7 @@ pub(crate) async fn run(
     console: &Console,
 ) -> Result<Exit, Failure> {
     let by = ambient::who();
+    let clock = &ambient::steady(clock.clone());
     let writer = Writer {
         id: WriterId(random()),
         clock: clock.clone(),
@@ -121,6 +122,7 @@ async fn locked(
         max_total_per_hour: job
             .topology
             .and_then(|topology| topology.limits.max_total_per_hour),
+        max_spend: job.topology.and_then(|topology| topology.limits.max_spend),
         interrupt,
         grace: GRACE,
     };
@@ -217,6 +219,8 @@ async fn conclude(
     }
     if summary.finished() {
         reachable(state, console)?;
+        let alive = |lease: &LeaseId| state.lease(lease).is_some_and(|held| held.ready.is_some());
+        money::tell(&money::ledger(state, clock.as_ref(), alive), console);
         return Ok(Exit::Done);
     }
     let (failed, blocked) = (summary.failed.len(), summary.blocked.len());
@@ -250,7 +254,11 @@ pub(crate) async fn proven(
             )
         })
     };
+    money::tell(&money::ledger(state, clock.as_ref(), |_| false), console);
     let recorded = |id: &stageline_core::id::MachineId| {
+        if state.disowned.contains_key(id) {
+            return true;
+        }
         let leases = state.existing().filter_map(|(address, _)| address.lease());
         leases
             .filter_map(|lease| state.lease(lease))
@@ -276,6 +284,7 @@ pub(crate) async fn proven(
     if !left.is_empty() {
         left = look().await?;
     }
+    let given_up = given_up(&left, state, console);
     if left.is_empty() && state.is_empty() {
         console.say(&format!(
             "{}: 0 left at providers, verified at {:.0}; 0 items on platforms we do not control",
@@ -292,11 +301,44 @@ pub(crate) async fn proven(
         ));
     }
     let recorded = what_stays(place, plan, state, console);
+    let protected = protected(state, console);
     Ok(if recorded || !left.is_empty() {
         Exit::Doubt
+    } else if protected || given_up {
+        Exit::Remains
     } else {
         Exit::Done
     })
+}
+
+/// Says which machines are left alone because they were taken out of the state. True when there are any.
+fn given_up(left: &[observe::Survivor], state: &State, console: &Console) -> bool {
+    let known = |survivor: &&observe::Survivor| state.disowned.contains_key(&survivor.machine.id);
+    for survivor in left.iter().filter(known) {
+        let (machine, disowned) = (&survivor.machine, &state.disowned[&survivor.machine.id]);
+        console.line(&format!(
+            "machine {} was taken out of the state at {:.0} and is left alone: {} per hour; `stageline import {} {}` takes \
+             it back",
+            machine.id, disowned.at, machine.price_per_hour, disowned.lease, machine.id
+        ));
+    }
+    left.iter().any(|survivor| known(&survivor))
+}
+
+/// Says which leases were spared because they are protected. True when there are any.
+fn protected(state: &State, console: &Console) -> bool {
+    let leases = state.existing().filter_map(|(address, _)| address.lease());
+    let spared: Vec<&LeaseId> = leases.filter(|lease| is_protected(state, lease)).collect();
+    for lease in &spared {
+        if let Some(held) = state.lease(lease) {
+            console.line(&format!(
+                "{lease} is protected and was left out: machine {}, {} per hour, goes on; to end it, set `protect = false` in \
+                 [lease.{}], apply, and destroy again",
+                held.machine, held.price_per_hour, lease.name
+            ));
+        }
+    }
+    !spared.is_empty()
 }
 
 /// Says what is still recorded. True when something of it was to be ended.
@@ -308,6 +350,12 @@ fn what_stays(place: &Place, plan: &Plan, state: &State, console: &Console) -> b
     };
     let existing = state.existing().map(|(address, _)| address);
     let (late, rest): (Vec<&Address>, Vec<&Address>) = existing.partition(|one| to_end(one));
+    let spared = |address: &&Address| {
+        let on = state.resources.get(*address);
+        let on = on.map_or_else(Vec::new, |recorded| recorded.machines_of(address));
+        !on.is_empty() && on.iter().all(|lease| is_protected(state, lease))
+    };
+    let rest: Vec<&Address> = rest.into_iter().filter(|one| !spared(one)).collect();
     for address in &late {
         console.line(&format!("{address} was to be ended and is still recorded"));
     }

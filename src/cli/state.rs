@@ -1,9 +1,15 @@
-//! `state list|show|pull`: looks into the recorded state. None of them writes.
+//! `state ...`: looks into the recorded state, and the verbs that change it, each in a file of its own.
+
+mod edit;
+mod history;
+mod push;
+mod repair;
 
 use stageline_core::id::Address;
 use stageline_core::render;
 
 use super::console::Console;
+use super::project::Place;
 use super::{Exit, Failure, Global, project, session};
 use crate::store::{Loaded, Mode};
 
@@ -25,15 +31,36 @@ enum Command {
     },
     /// The whole state as one JSON document
     Pull,
+    /// What was written, run by run
+    History(history::History),
+    /// Give a lease, or a table of leases, another address; or the topology another name
+    Mv(edit::Mv),
+    /// Take a resource out of the state; its machine goes on, and bills
+    Rm(edit::Rm),
+    /// Move the state to another store; nobody goes on at the old one
+    Push(push::Push),
+    /// Go back to the state as of an entry; forgets no machine
+    Rollback(history::Rollback),
+    /// Make a damaged state sound again, and say what is lost
+    Repair(repair::Repair),
 }
 
 impl State {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let place = project::place(global)?;
+        if let Some(done) = self.change(&place, console)? {
+            return Ok(done);
+        }
         let loaded: Loaded = session::runtime()?
             .block_on(async { Ok::<_, Failure>(place.open(Mode::Read).await?.read().await?) })?;
         let state = &loaded.state;
         match self.command {
+            Command::History(_)
+            | Command::Mv(_)
+            | Command::Rm(_)
+            | Command::Push(_)
+            | Command::Rollback(_)
+            | Command::Repair(_) => {}
             Command::List if console.json => {
                 let list: Vec<String> = state
                     .existing()
@@ -69,5 +96,26 @@ impl State {
             }
         }
         Ok(Exit::Done)
+    }
+
+    /// The verbs that have files of their own.
+    fn change(&self, place: &Place, console: &Console) -> Result<Option<Exit>, Failure> {
+        let runtime = session::runtime()?;
+        let done = match &self.command {
+            Command::List | Command::Show { .. } | Command::Pull => return Ok(None),
+            Command::History(command) => runtime.block_on(command.run(place, console)),
+            Command::Mv(command) => match command.names() {
+                Some((from, to)) => {
+                    let renamed = push::rename(place, from, to, command.auto_approve, console);
+                    runtime.block_on(renamed)
+                }
+                None => runtime.block_on(command.run(place, console)),
+            },
+            Command::Rm(command) => runtime.block_on(command.run(place, console)),
+            Command::Push(command) => runtime.block_on(command.run(place, console)),
+            Command::Rollback(command) => runtime.block_on(command.run(place, console)),
+            Command::Repair(command) => runtime.block_on(command.run(place, console)),
+        };
+        done.map(Some)
     }
 }

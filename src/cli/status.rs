@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use stageline_core::id::{Address, LeaseId, Name};
 use stageline_core::resource::{Receipt, Spec};
-use stageline_core::state::{Observed, Seen, State};
+use stageline_core::state::{Ledger, Observed, Seen, State};
 
 use super::console::Console;
 use super::sellers::Sellers;
-use super::{Exit, Failure, Global, project, session};
+use super::{Exit, Failure, Global, money, project, session};
 use crate::machine::{AgentStatus, Machines as _, WorkerState};
 use crate::observe;
 use crate::store::{Lock, LockInfo, Mode};
@@ -25,6 +25,8 @@ struct Report {
     at_work: Option<LockInfo>,
     resources: Vec<Line>,
     per_hour: String,
+    /// What each lease cost so far, and all of them.
+    spent: Ledger,
     healthy: bool,
 }
 
@@ -95,6 +97,9 @@ impl Status {
                 at_work,
                 resources,
                 per_hour: state.committed_per_hour().to_string(),
+                spent: money::ledger(&state, clock.as_ref(), |lease| {
+                    observed.leases.get(lease).is_some_and(is_up)
+                }),
                 healthy,
             })
         })?;
@@ -201,7 +206,13 @@ fn lease(state: &State, observed: &Observed, agents: &Agents, lease: &LeaseId) -
         );
     };
     let (machine, price) = (&held.machine, held.price_per_hour);
-    let what = format!("machine {machine}, {price}/h");
+    let recorded = state.resources.get(&Address::Lease(lease.clone()));
+    let doubt = if recorded.is_some_and(stageline_core::state::Recorded::is_unresolved) {
+        ", an earlier try is unresolved and may bill"
+    } else {
+        ""
+    };
+    let what = format!("machine {machine}, {price}/h{doubt}");
     match observed.leases.get(lease) {
         Some(Seen::Gone) => (Health::Broken, format!("{what}: gone at the provider")),
         Some(Seen::Unknown(cause)) => (Health::Unknown, format!("{what}: {}", cause.message)),
@@ -319,9 +330,25 @@ fn text(report: &Report, console: &Console) -> String {
             mark
         };
         let address = line.address.to_string();
-        text.push_str(&format!("{address:width$}  {mark}  {}\n", line.detail));
+        let spent = line
+            .address
+            .lease()
+            .and_then(|lease| report.spent.leases.get(lease));
+        let spent = match spent {
+            Some(spent) if line.address.kind() == "lease" && !spent.is_zero() => {
+                format!(", {spent} so far")
+            }
+            Some(_) | None => String::new(),
+        };
+        text.push_str(&format!(
+            "{address:width$}  {mark}  {}{spent}\n",
+            line.detail
+        ));
     }
     text.push_str(&format!("{} per hour\n", report.per_hour));
+    if let Some(total) = money::total(&report.spent) {
+        text.push_str(&format!("{total}\n"));
+    }
     if let Some(lock) = &report.at_work {
         text.push_str(&format!("{lock}\n"));
     }

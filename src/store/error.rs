@@ -86,6 +86,20 @@ pub enum StoreError {
         /// Its format.
         found: u32,
     },
+    /// It goes on somewhere else.
+    #[error("the state in {place} was moved: it goes on at {to}")]
+    Moved {
+        /// The store.
+        place: String,
+        /// Where it goes on.
+        to: String,
+    },
+    /// Something else is where a state was to be moved to.
+    #[error("{place} holds a state already that this one cannot follow")]
+    Occupied {
+        /// The store.
+        place: String,
+    },
     /// It kept changing while it was read.
     #[error("{place} changed {times} times while it was read")]
     Restless {
@@ -136,10 +150,12 @@ impl StoreError {
                     .to_owned()
             }
             Self::Corrupt { .. } => {
-                "put the object back from a copy of the folder; do not delete the folder: machines that it \
-                 records may be running, and it is what names them"
+                "`stageline state repair` says what is lost and goes on with the rest; or put the object back from a \
+                 copy. Do not delete the folder: machines that it records may be running, and it is what names them"
                     .to_owned()
             }
+            Self::Moved { .. } => "name that place with --state, or that topology name; if the move was cut off, say the same `stageline state push` or `state mv` again".to_owned(),
+            Self::Occupied { .. } => "name an empty place; states are not merged".to_owned(),
             Self::Newer { .. } => "use the stageline that wrote it, or a newer one".to_owned(),
             Self::Restless { .. } => {
                 "another stageline is working on it; wait for it, then run this again".to_owned()
@@ -164,6 +180,8 @@ impl StoreError {
             | Self::Unfit { .. }
             | Self::Corrupt { .. }
             | Self::Newer { .. }
+            | Self::Moved { .. }
+            | Self::Occupied { .. }
             | Self::Restless { .. }
             | Self::OpenedToRead { .. } => false,
         }

@@ -115,6 +115,11 @@ impl Journal {
     ) -> Result<Self, BeginError> {
         let mut loaded = loaded;
         for _ in 0..BEGINS_MAX {
+            if let Some(to) = &loaded.state.closed {
+                let place = store.place().to_owned();
+                let to = to.clone();
+                return Err(BeginError::Store(StoreError::Moved { place, to }));
+            }
             admit(&loaded.state, &begin)?;
             let entry = first_entry(&loaded, &begin, &writer)?;
             let bytes = Bytes::from(entry.encode());
@@ -208,7 +213,7 @@ impl Journal {
     /// # Errors
     /// [`StoreError`] when it cannot be read.
     pub async fn reread(&self) -> Result<State, StoreError> {
-        Ok(self.shared.store.read().await?.state)
+        Ok(self.shared.store.read_closed().await?.state)
     }
 
     /// The number of the last durable entry, whenever it changes.
@@ -366,6 +371,7 @@ fn first_entry(loaded: &Loaded, begin: &Begin, writer: &Writer) -> Result<Entry,
         plan: begin.plan,
         by: begin.by.clone(),
         at,
+        boot: writer.clock.boot_point(),
     });
     Ok(Entry {
         format: FORMAT,

@@ -47,6 +47,21 @@ impl Store {
     /// # Errors
     /// [`StoreError`] when it cannot be read, is damaged, or is newer than this program.
     pub async fn read(&self) -> Result<Loaded, StoreError> {
+        let loaded = self.read_closed().await?;
+        match &loaded.state.closed {
+            Some(to) => Err(StoreError::Moved {
+                place: self.place.to_string(),
+                to: to.clone(),
+            }),
+            None => Ok(loaded),
+        }
+    }
+
+    /// The same, also of a place that was moved away from.
+    ///
+    /// # Errors
+    /// As for [`Store::read`].
+    pub async fn read_closed(&self) -> Result<Loaded, StoreError> {
         for _ in 0..RESTARTS_MAX {
             if let Some(folder) = self.folder() {
                 local::check(folder)?;
@@ -99,7 +114,10 @@ impl Store {
         Ok(loaded)
     }
 
-    async fn read_snapshot(&self, base: Option<JournalNumber>) -> Result<Loaded, StoreError> {
+    pub(super) async fn read_snapshot(
+        &self,
+        base: Option<JournalNumber>,
+    ) -> Result<Loaded, StoreError> {
         let Some(n) = base else {
             return Ok(Loaded::nothing());
         };
@@ -183,7 +201,7 @@ impl Store {
 }
 
 impl Loaded {
-    fn nothing() -> Self {
+    pub(super) fn nothing() -> Self {
         Self {
             state: State::default(),
             head: JournalNumber(0),
@@ -194,7 +212,12 @@ impl Loaded {
         }
     }
 
-    fn follow(&mut self, store: &Store, n: JournalNumber, bytes: &[u8]) -> Result<(), StoreError> {
+    pub(super) fn follow(
+        &mut self,
+        store: &Store,
+        n: JournalNumber,
+        bytes: &[u8],
+    ) -> Result<(), StoreError> {
         let path = numbered(JOURNAL, n);
         let entry = Entry::decode(bytes).map_err(|error| store.unreadable(&path, error))?;
         if entry.n != n {

@@ -147,6 +147,10 @@ fn rival(entry: &Entry) -> Option<Rival> {
         | Record::Absent { .. }
         | Record::ExtraReleased { .. }
         | Record::Vanished { .. }
+        | Record::Seen { .. }
+        | Record::Edited { .. }
+        | Record::Closed { .. }
+        | Record::Opened { .. }
         | Record::End { .. } => None,
     })
 }

@@ -184,6 +184,7 @@ fn story(seed: u64) {
         // A plan may be refused, a run may fail or be killed: whatever it was, nothing is forgotten.
         let _ = world.run(&Tool::dying(crash), &job);
         world.check_books();
+        world.check_ledger();
     }
     world.faults(FaultTable::none());
     // A worker that a killed run left somewhere is none of the books, but machines are.
@@ -201,6 +202,7 @@ fn story(seed: u64) {
     }
     world.check_settled(&text, &report);
     world.check_gone(&world.destroy());
+    world.check_ledger();
     assert_eq!(
         world.sim.alive().len(),
         strangers,

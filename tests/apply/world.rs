@@ -23,7 +23,7 @@ use stageline::core::id::{
 use stageline::core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
 use stageline::core::plan::{self, Desired, Draft, Market, Mode, Plan, Start, may_apply};
 use stageline::core::resource::{Cause, FailureClass, Outcome};
-use stageline::core::state::State;
+use stageline::core::state::{Spent, State};
 use stageline::core::topology::{self, Limits, SecretRef, SourceFile, Topology, VarSources};
 use stageline::core::unit::{Bytes, MicroDollars, Millis};
 use stageline::machine::Machines;
@@ -310,6 +310,7 @@ impl World {
         let options = apply::Options {
             parallelism: tool.parallelism,
             max_total_per_hour: tool.cap.or(limits.max_total_per_hour),
+            max_spend: limits.max_spend,
             interrupt: tool.interrupt.clone(),
             grace: Millis(1500),
         };
@@ -368,6 +369,8 @@ impl World {
             replace: Vec::new(),
             limits: limits_of(job),
             topology_digest: None,
+            refresh_only: false,
+            boot: self.clock.boot_point(),
         };
         let draft = Draft {
             desired: &desired,
@@ -451,6 +454,9 @@ impl World {
     }
 
     fn check_books_of(&self, state: &State) {
+        // To the cent: a machine that a fenced run ended by itself, or that came later than its provider declares, was
+        // never written down.
+        self.check_ledger_of(state, MicroDollars(10_000));
         let keys = known(state);
         for machine in self.ours() {
             let key: RequestKey = machine.label.parse().expect("it carries our mark");
@@ -469,6 +475,32 @@ impl World {
                 call.subject
             );
         }
+    }
+
+    /// The ledger holds what the account bills, but for the rounding.
+    pub fn check_ledger(&self) -> Spent {
+        // Each machine's sum is rounded to a whole micro-dollar once here and there.
+        let slack = 2 * self.sim.machines().len() as u64;
+        self.check_ledger_of(&self.state(), MicroDollars(slack))
+    }
+
+    /// Not less than surely and not more than possibly was billed.
+    fn check_ledger_of(&self, state: &State, slack: MicroDollars) -> Spent {
+        let now = state.ledger_now(self.clock.now(), self.clock.boot_point().as_ref());
+        let spent = state.ledger(now, |_| false).total;
+        let mark = RequestKey::mark(&LINEAGE);
+        let boottime = self.clock.boottime();
+        let mut ours = self.sim.machines();
+        ours.retain(|machine| machine.label.starts_with(&mark));
+        let bill: MicroDollars = ours.iter().map(|machine| machine.bill(boottime)).sum();
+        assert!(
+            spent.least <= bill.saturating_add(slack) && bill <= spent.most.saturating_add(slack),
+            "billed {bill}, and the ledger says {} to {}: {:#?} {ours:#?}",
+            spent.least,
+            spent.most,
+            state.ledger(now, |_| false).leases
+        );
+        spent
     }
 
     /// What holds after a run that did all that it should.
@@ -536,6 +568,7 @@ fn limits_of(job: &Job) -> Limits {
             max_price_per_hour: None,
             max_total_per_hour: None,
             max_leases: None,
+            max_spend: None,
         },
     }
 }

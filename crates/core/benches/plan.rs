@@ -57,6 +57,8 @@ fn planned(text: &str, state: &State) -> (Plan, String) {
         replace: Vec::new(),
         limits: topology.limits.clone(),
         topology_digest: Some(topology::digest(&topology)),
+        refresh_only: false,
+        boot: None,
     };
     let plan = draft(&Draft {
         desired: &desired,
@@ -128,6 +130,8 @@ fn parts(text: &str, count: u32) -> io::Result<()> {
         replace: Vec::new(),
         limits: topology.limits.clone(),
         topology_digest: None,
+        refresh_only: false,
+        boot: None,
     };
     let (state, observed, markets) = (
         State::default(),

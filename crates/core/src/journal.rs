@@ -14,7 +14,8 @@ use crate::id::{
 use crate::offer::QuoteId;
 use crate::plan::StepId;
 use crate::resource::{Account, Cause, Receipt, Spec};
-use crate::unit::{MicroDollars, Timestamp};
+use crate::state::Recorded;
+use crate::unit::{MicroDollars, Millis, Timestamp};
 
 /// The version that is written. A newer one is refused, an older one migrated.
 pub const FORMAT: u32 = 1;
@@ -41,6 +42,10 @@ pub struct Entry {
 /// One thing that was intended or that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "record", rename_all = "kebab-case")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "records are written and folded one by one; hardly any are held"
+)]
 pub enum Record {
     /// The first record of a journal.
     Genesis {
@@ -66,6 +71,9 @@ pub enum Record {
         /// When.
         #[schemars(with = "String")]
         at: Timestamp,
+        /// The same moment by the boot-time clock, where the system has one: what the ledger trusts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        boot: Option<BootPoint>,
     },
     /// A step is about to act.
     Started {
@@ -174,6 +182,50 @@ pub enum Record {
         #[schemars(with = "String")]
         at: Timestamp,
     },
+    /// A machine was seen at its provider: it billed until then at least.
+    Seen {
+        /// The lease.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// When it was seen.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// Surgery: what is recorded of a resource becomes exactly this, whatever it was. Nothing is made or ended by it.
+    Edited {
+        /// Which.
+        address: Address,
+        /// What is recorded from now on; none takes it out of the state.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        recorded: Option<Box<Recorded>>,
+        /// Where its account goes on, when it goes on under another address.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        moved_to: Option<Address>,
+        /// Why, for people.
+        why: String,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// The state goes on in another place: nobody begins a run here any more.
+    Closed {
+        /// Where it goes on: a URL with the topology's name, for people and to compare.
+        to: String,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// The state came from another place, or got another name: it goes on here.
+    Opened {
+        /// The topology's name from now on.
+        topology: Name,
+        /// Where it was.
+        from: String,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
     /// Closes a run in order. A run without it was killed and may be resumed.
     End {
         /// All steps of the plan were done.
@@ -182,6 +234,15 @@ pub enum Record {
         #[schemars(with = "String")]
         at: Timestamp,
     },
+}
+
+/// A moment by a clock that nobody can set. Only two moments of the same boot can be compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BootPoint {
+    /// Drawn anew at each boot of a computer.
+    pub boot: String,
+    /// Time since then, suspend included.
+    pub up: Millis,
 }
 
 /// One try to rent a machine, written down before the request goes out.
@@ -314,8 +375,14 @@ impl Record {
             | Self::InDoubt { address, .. }
             | Self::Absent { address, .. }
             | Self::ExtraReleased { address, .. }
-            | Self::Vanished { address, .. } => Some(address),
-            Self::Genesis { .. } | Self::Begin { .. } | Self::End { .. } => None,
+            | Self::Vanished { address, .. }
+            | Self::Seen { address, .. }
+            | Self::Edited { address, .. } => Some(address),
+            Self::Genesis { .. }
+            | Self::Begin { .. }
+            | Self::Closed { .. }
+            | Self::Opened { .. }
+            | Self::End { .. } => None,
         }
     }
 }

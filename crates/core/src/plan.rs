@@ -8,6 +8,7 @@
 mod binding;
 mod check;
 mod draft;
+mod edits;
 mod expand;
 pub(crate) mod fields;
 mod layers;
@@ -16,7 +17,10 @@ mod limits;
 mod market;
 mod models;
 mod parts;
+mod protect;
+mod refresh;
 mod scope;
+mod spend;
 mod steps;
 
 use std::collections::BTreeMap;
@@ -28,14 +32,17 @@ use crate::id::{Address, Fingerprint, Generation, LeaseId, Lineage, Name, PlanId
 use crate::journal::Verb;
 use crate::offer::Quote;
 use crate::resource::Spec;
+use crate::state::{Edit, Spent};
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
 pub use binding::{Refusal, Start, may_apply};
 pub use check::check;
 pub use draft::{Draft, Options, draft};
+pub use edits::edits;
 pub use expand::{Desired, expand, expand_within, recorded_graph};
 pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit};
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
+pub use protect::is_protected;
 
 /// The version that is written. A newer one is refused.
 pub const FORMAT: u32 = 1;
@@ -75,6 +82,9 @@ pub struct Plan {
     pub changes: Vec<Change>,
     /// What is done. A step comes after all that it waits for.
     pub steps: Vec<Step>,
+    /// What is changed in the state alone, before the first step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub edits: Vec<Edit>,
     /// Money and choice for every lease that is wanted.
     pub leases: BTreeMap<LeaseId, LeaseTerms>,
     /// Money in sum.
@@ -221,6 +231,12 @@ pub struct Money {
     pub at_most_per_hour: MicroDollars,
     /// Machines that run afterwards.
     pub leases_after: u32,
+    /// Spent so far, over the topology's life.
+    #[serde(default, skip_serializing_if = "Spent::is_zero")]
+    pub spent: Spent,
+    /// What is left of `limits.max_spend`; none without that cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<MicroDollars>,
 }
 
 /// Why bytes are not a plan.
@@ -271,7 +287,12 @@ impl Plan {
 
     /// Nothing is to be done.
     pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
+        self.steps.is_empty() && self.edits.is_empty()
+    }
+
+    /// How long what is left of `limits.max_spend` lasts at the rate afterwards.
+    pub fn lasts(&self) -> Option<Millis> {
+        spend::lasts(&self.money)
     }
 
     /// How many resources get each verdict.
@@ -311,7 +332,12 @@ impl Plan {
             self.money,
             &self.notes,
         );
-        let digest = Fingerprint::of_json(&(head, body)).0;
+        // A plan without edits keeps the digest that it had before there were any.
+        let digest = if self.edits.is_empty() {
+            Fingerprint::of_json(&(head, body)).0
+        } else {
+            Fingerprint::of_json(&(head, body, &self.edits)).0
+        };
         PlanId(std::array::from_fn(|i| digest[i]))
     }
 }

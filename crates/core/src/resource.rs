@@ -52,6 +52,9 @@ pub struct LeaseSpec {
     /// From create to ready; none is the provider's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acquire_timeout: Option<Millis>,
+    /// No command may end its machine.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protect: bool,
 }
 
 /// What is asked for when nothing else is said; a state of before has no other.

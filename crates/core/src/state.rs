@@ -4,7 +4,11 @@
 //! recovery has no code of its own. A state never forgets a try that may still cost money.
 
 mod fold;
+mod ledger;
 mod observed;
+mod rollback;
+mod salvage;
+mod surgery;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +16,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use fold::FoldError;
+pub use ledger::{Billed, Ledger, LedgerClock, Spent};
 pub use observed::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen};
+pub use surgery::{Edit, Imported, LeaseRange, Surgery, SurgeryError};
 
 use crate::id::{
-    Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, LeaseId, Lineage, Name,
-    OperatorId, PlanId,
+    Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, LeaseId, Lineage, MachineId,
+    Name, OperatorId, PlanId, RequestKey,
 };
 use crate::journal::{Launch, Verb};
 use crate::plan::StepId;
@@ -38,6 +44,22 @@ pub struct State {
     pub consumed: BTreeMap<PlanId, Consumed>,
     /// Leases that ended: at most [`ENDED_MAX`], oldest first.
     pub ended: Vec<EndedLease>,
+    /// What each lease has cost by machines that are over.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spent: BTreeMap<LeaseId, Spent>,
+    /// What makes the ledger's times.
+    #[serde(default, skip_serializing_if = "is_new")]
+    pub clock: LedgerClock,
+    /// Machines with our mark that were taken out of the state: not ours to end, and nobody else's either.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub disowned: BTreeMap<MachineId, Disowned>,
+    /// Where it goes on, once it was moved away from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed: Option<String>,
+}
+
+fn is_new(clock: &LedgerClock) -> bool {
+    *clock == LedgerClock::default()
 }
 
 /// How many ended leases are remembered.
@@ -107,6 +129,16 @@ pub struct Recorded {
     /// For a lease: the highest try that was ever started in this generation.
     #[serde(default)]
     pub last_attempt: Attempt,
+    /// For a lease: when the first try of this generation was written down, in ledger time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub tried_since: Option<Timestamp>,
+    /// For a lease: the account of its machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub billed: Option<Billed>,
+    /// For a lease that was moved here: the lease that its machine was made for, which its keys derive from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_for: Option<LeaseId>,
 }
 
 /// A step that started and did not end.
@@ -136,6 +168,10 @@ pub struct OpenAttempt {
     /// Why it is in doubt; none when the tool died in between.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
+    /// The same moment in ledger time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub counted_since: Option<Timestamp>,
 }
 
 /// A lease that ended.
@@ -152,6 +188,25 @@ pub struct EndedLease {
     pub ended_at: Timestamp,
     /// Why.
     pub why: String,
+    /// What this machine cost; none where an older stageline kept no account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spent: Option<Spent>,
+}
+
+/// A machine that was taken out of the state while it was there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Disowned {
+    /// The lease that it was.
+    pub lease: LeaseId,
+    /// The `[provider.NAME]` at that time.
+    pub provider: Name,
+    /// The adapter.
+    pub provider_kind: String,
+    /// What it cost then, and may go on costing.
+    pub price_per_hour: MicroDollars,
+    /// When.
+    #[schemars(with = "String")]
+    pub at: Timestamp,
 }
 
 /// The journal up to an entry, folded and stored whole.
@@ -197,6 +252,29 @@ impl State {
             .values()
             .map(Recorded::committed_per_hour)
             .sum()
+    }
+
+    /// Whether a machine with our mark is another lease's, or was given up on purpose: not an extra of this one.
+    pub fn is_elsewhere(&self, lease: &LeaseId, machine: &MachineId, key: &RequestKey) -> bool {
+        if self.disowned.contains_key(machine) {
+            return true;
+        }
+        self.existing().any(|(address, recorded)| match address {
+            Address::Lease(other) if other != lease => {
+                let held = match &recorded.receipt {
+                    Some(Receipt::Lease(held)) => held.machine == *machine,
+                    Some(_) | None => false,
+                };
+                let mut open = recorded.attempts.values();
+                held || open.any(|open| open.launch.request_key == *key)
+            }
+            Address::Lease(_)
+            | Address::Delivery(_)
+            | Address::Bundle(_)
+            | Address::Stage(_)
+            | Address::Pipeline(_)
+            | Address::Exposure(_) => false,
+        })
     }
 
     /// Every resource that exists or may exist, in order.

@@ -12,6 +12,7 @@ mod docs;
 mod files;
 mod interpolate;
 mod keys;
+mod moving;
 mod numbered;
 mod read;
 mod requirement;
@@ -37,6 +38,7 @@ pub use vars::{ENV_PREFIX, VarSources};
 
 use crate::id::{LeaseId, Name, Sha256};
 use crate::offer::Requirement;
+use crate::state::LeaseRange;
 use crate::unit::{Bytes, MicroDollars, Millis};
 
 /// What the user declares should exist.
@@ -58,6 +60,33 @@ pub struct Topology {
     pub pipelines: BTreeMap<Name, Pipeline>,
     /// How pipelines can be reached.
     pub exposures: BTreeMap<Name, Exposure>,
+    /// Old addresses of leases, each with the declared one that it became.
+    #[serde(
+        skip_serializing_if = "BTreeMap::is_empty",
+        serialize_with = "as_pairs"
+    )]
+    pub moved: BTreeMap<LeaseRange, LeaseRange>,
+    /// Addresses of leases that are no longer declared.
+    #[serde(
+        skip_serializing_if = "BTreeMap::is_empty",
+        serialize_with = "as_pairs"
+    )]
+    pub removed: BTreeMap<LeaseRange, Removed>,
+}
+
+/// A range is no key of a JSON object.
+fn as_pairs<T: Serialize, S: serde::Serializer>(
+    map: &BTreeMap<LeaseRange, T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(map)
+}
+
+/// What becomes of the machines of a lease that is no longer declared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Removed {
+    /// They are ended; else they are taken out of the state only.
+    pub release: bool,
 }
 
 /// Caps on money and machines.
@@ -69,6 +98,9 @@ pub struct Limits {
     pub max_total_per_hour: Option<MicroDollars>,
     /// Machines at once.
     pub max_leases: Option<u32>,
+    /// Over the topology's life, by the ledger.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_spend: Option<MicroDollars>,
 }
 
 /// A secret by reference; its value is read when it is needed and never recorded.
@@ -215,6 +247,9 @@ pub struct Lease {
     pub count: u32,
     /// Disk to ask for.
     pub disk: Bytes,
+    /// No command may end them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub protect: bool,
     /// Narrows every offer's requirement.
     pub requirement: Requirement,
     /// Narrows every offer's price.

@@ -49,6 +49,7 @@ impl Fold {
             plan,
             by: "ada@engine".to_owned(),
             at: AT,
+            boot: None,
         };
         let mut records = vec![begin];
         if first {
@@ -334,6 +335,7 @@ fn only_the_last_run_may_speak() {
         plan: None,
         by: String::new(),
         at: AT,
+        boot: None,
     };
     assert!(fold.say(vec![begin]).is_err());
 }

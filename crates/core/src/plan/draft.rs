@@ -10,11 +10,11 @@ use super::expand::Desired;
 use super::market::{self, Markets, Need};
 use super::{
     Change, Drift, EXPIRES_AFTER, FORMAT, FieldChange, LeaseTerms, Mode, Money, Plan, Verdict,
-    fields, limits, scope, steps,
+    fields, limits, scope, spend, steps,
 };
 use crate::diagnostic::Diagnostic;
 use crate::id::{Address, EndpointKey, Fingerprint, Generation, LeaseId, Name, PlanId};
-use crate::journal::Verb;
+use crate::journal::{BootPoint, Verb};
 use crate::offer::Facts;
 use crate::resource::{LeaseReceipt, Receipt, Spec};
 use crate::state::{Observed, ObservedAgent, Recorded, Seen, State};
@@ -53,6 +53,10 @@ pub struct Options {
     pub limits: Limits,
     /// Digest of the topology; none for a destroy.
     pub topology_digest: Option<Fingerprint>,
+    /// The state only learns what was seen.
+    pub refresh_only: bool,
+    /// The time by the boot-time clock, for the ledger.
+    pub boot: Option<BootPoint>,
 }
 
 /// What becomes of a machine, as seen by what stands on it.
@@ -146,7 +150,8 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     drafting.decide(&scope);
     drafting.strays();
     let leases = drafting.leases();
-    let money = limits::money(&drafting.rows, input, &leases);
+    let mut money = limits::money(&drafting.rows, input, &leases);
+    spend::account(&mut money, input);
     let over = limits::check(&drafting.rows, &input.options.limits, &money);
     drafting.faults.extend(over);
     if !drafting.faults.is_empty() {
@@ -183,16 +188,19 @@ impl<'a> Drafting<'a> {
         desired: Option<&'a Spec>,
         recorded: Option<&'a Recorded>,
     ) {
-        let call = match address {
-            Address::Lease(id) => self.lease(id, desired, recorded),
-            Address::Delivery(id) => self.delivery(id, desired, recorded),
-            Address::Stage(id) => self.stage(id, desired, recorded),
-            Address::Pipeline(name) => self.pipeline(name, desired, recorded),
-            Address::Exposure(name) => self.exposure(name, desired, recorded),
-            // No topology of this version declares one.
-            Address::Bundle(_) => {
-                Call::new(Verdict::Delete, "bundles are not known here").teardown(Verb::Forget)
+        if let Some((recorded, why)) =
+            recorded.and_then(|recorded| Some((recorded, self.spared(address, recorded)?)))
+        {
+            return self.keep_as_it_is(address, recorded, why);
+        }
+        let (call, desired) = match (self.input.options.refresh_only, recorded) {
+            (false, _) => (self.call(address, desired, recorded), desired),
+            (true, Some(recorded)) => {
+                // For the differences that it finds.
+                let _ = self.call(address, desired, Some(recorded));
+                self.refreshed(address, recorded)
             }
+            (true, None) => return,
         };
         let held = recorded.map(|recorded| recorded.generation);
         let generation = match call.verdict {
@@ -209,6 +217,41 @@ impl<'a> Drafting<'a> {
             reason: call.reason,
             teardown: call.teardown,
             build: call.build,
+        });
+    }
+
+    fn call(
+        &mut self,
+        address: &'a Address,
+        desired: Option<&'a Spec>,
+        recorded: Option<&'a Recorded>,
+    ) -> Call {
+        match address {
+            Address::Lease(id) => self.lease(id, desired, recorded),
+            Address::Delivery(id) => self.delivery(id, desired, recorded),
+            Address::Stage(id) => self.stage(id, desired, recorded),
+            Address::Pipeline(name) => self.pipeline(name, desired, recorded),
+            Address::Exposure(name) => self.exposure(name, desired, recorded),
+            // No topology of this version declares one.
+            Address::Bundle(_) => {
+                Call::new(Verdict::Delete, "bundles are not known here").teardown(Verb::Forget)
+            }
+        }
+    }
+
+    fn keep_as_it_is(&mut self, address: &'a Address, recorded: &'a Recorded, reason: String) {
+        if let Address::Lease(id) = address {
+            self.fates.insert(id, Fate::Stays);
+        }
+        self.rows.push(Row {
+            address: address.clone(),
+            desired: None,
+            recorded: Some(recorded),
+            verdict: Verdict::Keep,
+            generation: recorded.generation,
+            reason,
+            teardown: None,
+            build: &[],
         });
     }
 
@@ -342,6 +385,7 @@ impl<'a> Drafting<'a> {
             drift: self.drift,
             changes,
             steps,
+            edits: Vec::new(),
             leases,
             money,
             notes: self.notes,

@@ -392,6 +392,7 @@ impl<'a> Expansion<'a> {
             max_lifetime: self.least(lease, lease.max_lifetime, |o| Some(o.max_lifetime)),
             acquire_timeout: Some(self.least(lease, lease.acquire_timeout, |o| o.acquire_timeout))
                 .filter(|timeout| *timeout != Millis::NEVER),
+            protect: lease.protect,
         };
         for index in 0..lease.count {
             let id = LeaseId {

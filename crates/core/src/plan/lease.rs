@@ -27,6 +27,7 @@ impl<'a> Drafting<'a> {
             (Some(_), None) => self.missing(id),
             (_, recorded) => self.surplus(id, recorded),
         };
+        let call = self.guard(id, desired, recorded, call);
         let fate = match call.verdict {
             Verdict::Create | Verdict::Replace => Fate::New,
             Verdict::Update | Verdict::Keep => Fate::Stays,
@@ -106,7 +107,7 @@ impl<'a> Drafting<'a> {
         if let Some(why) = made_otherwise(spec, recorded, receipt) {
             return again(why);
         }
-        settle(spec, recorded, receipt)
+        settle(spec, recorded, receipt, self.price(id, receipt))
     }
 
     /// Why the machine must be given up, by what was seen.
@@ -173,7 +174,7 @@ impl<'a> Drafting<'a> {
         }
     }
 
-    fn is_blind(&self, receipt: &LeaseReceipt) -> bool {
+    pub(super) fn is_blind(&self, receipt: &LeaseReceipt) -> bool {
         let market = self.input.markets.get(&receipt.provider);
         market.is_some_and(|market| market.quotes.is_err())
     }
@@ -258,7 +259,12 @@ fn unresolved(recorded: &Recorded) -> Call {
 }
 
 /// A machine that is kept: what is still to be done about it.
-fn settle(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt) -> Call {
+fn settle(
+    spec: &LeaseSpec,
+    recorded: &Recorded,
+    receipt: &LeaseReceipt,
+    price: MicroDollars,
+) -> Call {
     let ready = receipt.ready.is_some();
     if recorded.is_unresolved() {
         let reason = "an earlier try may still appear and bill: it is looked for";
@@ -269,7 +275,11 @@ fn settle(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt) -> Call
     if !ready || pending == Some(Verb::Await) {
         return Call::new(Verdict::Update, "was not ready yet").build(&[Verb::Await]);
     }
-    let limits = |spec: &LeaseSpec| (spec.idle_timeout, spec.max_lifetime);
+    if price != receipt.price_per_hour {
+        let reason = price_moved(receipt.price_per_hour, price);
+        return Call::new(Verdict::Update, reason).build(&[Verb::Record]);
+    }
+    let limits = |spec: &LeaseSpec| (spec.idle_timeout, spec.max_lifetime, spec.protect);
     let changed = match &recorded.spec {
         Some(Spec::Lease(before)) => limits(before) != limits(spec),
         Some(Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_)) | None => {
@@ -280,4 +290,9 @@ fn settle(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt) -> Call
         return Call::new(Verdict::Update, "its limits changed").build(&[Verb::Record]);
     }
     Call::new(Verdict::Keep, "as declared")
+}
+
+/// The reason of a step that only records what a machine costs now.
+pub(super) fn price_moved(was: MicroDollars, is: MicroDollars) -> String {
+    format!("its price is recorded: {is}/h now, {was}/h before")
 }

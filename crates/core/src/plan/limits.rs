@@ -150,6 +150,7 @@ pub(super) fn check(rows: &[Row<'_>], limits: &Limits, money: &Money) -> Vec<Dia
             );
         }
     }
+    over.extend(super::spend::check(limits.max_spend, money));
     if let Some(cap) = limits.max_leases.filter(|cap| money.leases_after > *cap) {
         over.push(
             Diagnostic::error(

@@ -10,6 +10,7 @@ use crate::plan::{
     Change, Choice, EndsBy, FieldChange, LeaseTerms, Mode, Plan, Step, Verdict, fields,
 };
 use crate::resource::{EngineSpec, Spec, ViaSpec};
+use crate::state::Edit;
 use crate::unit::MicroDollars;
 
 /// Most fields of one resource that are shown unless everything is asked for.
@@ -21,6 +22,7 @@ pub fn plan(plan: &Plan, view: &View) -> String {
     if view.level > Level::Summary {
         head(&mut page, plan, view.level);
         drift(&mut page, plan);
+        edits(&mut page, plan);
         changes(&mut page, plan, view.level);
         if view.level == Level::Full {
             steps(&mut page, plan);
@@ -63,6 +65,23 @@ fn drift(page: &mut Page, plan: &Plan) {
             &format!("! {}:", drift.address),
             &drift.what,
         );
+    }
+}
+
+fn edits(page: &mut Page, plan: &Plan) {
+    if plan.edits.is_empty() {
+        return;
+    }
+    page.heading("What would be changed in the state alone:");
+    for edit in &plan.edits {
+        let (ink, what) = match edit {
+            Edit::Move { .. } => (Ink::Changed, "its machine stays"),
+            Edit::Remove { .. } => (
+                Ink::Ended,
+                "its machine goes on billing and nobody ends it; `stageline import` takes it back",
+            ),
+        };
+        page.item(2, ink, &format!("> {edit}:"), what);
     }
 }
 
@@ -397,8 +416,11 @@ fn summary(page: &mut Page, plan: &Plan, level: Level) {
     let kept = count(Verdict::Keep);
     let text = if plan.is_empty() {
         match (plan.mode, kept) {
-            (Mode::Destroy, _) => {
+            (Mode::Destroy, 0) => {
                 "Nothing to do: nothing is recorded that could be ended.".to_owned()
+            }
+            (Mode::Destroy, _) => {
+                "Nothing to do: what is recorded is protected or left out.".to_owned()
             }
             (Mode::Apply, 0) => {
                 "Nothing to do: nothing is declared and nothing is recorded.".to_owned()
@@ -423,6 +445,11 @@ fn summary(page: &mut Page, plan: &Plan, level: Level) {
             1 => "; 1 stays as it is".to_owned(),
             n => format!("; {n} stay as they are"),
         };
+        let edits = match plan.edits.len() {
+            0 => None,
+            n => Some(format!("{n} to change in the state alone")),
+        };
+        let counts: Vec<String> = counts.into_iter().chain(edits).collect();
         format!("Plan: {}{kept}.", counts.join(", "))
     };
     page.item(0, Ink::Strong, "", &text);
@@ -431,6 +458,27 @@ fn summary(page: &mut Page, plan: &Plan, level: Level) {
         page.para(0, &format!("Steps: {}.", tally(plan)));
     }
     page.para(0, &money(plan));
+    if let Some(spent) = spent(plan) {
+        page.para(0, &spent);
+    }
+}
+
+/// What was spent so far, and what is left of the cap.
+fn spent(plan: &Plan) -> Option<String> {
+    let money = &plan.money;
+    let since = match money.spent.since {
+        Some(since) if !money.spent.is_zero() => format!(" since {since:.0}"),
+        Some(_) | None => String::new(),
+    };
+    let spent = format!("Spent so far: {}{since}", money.spent);
+    match (money.left, plan.lasts()) {
+        (None, _) if money.spent.is_zero() => None,
+        (None, _) => Some(format!("{spent}.")),
+        (Some(left), None) => Some(format!("{spent}; {left} left of limits.max_spend.")),
+        (Some(left), Some(lasts)) => Some(format!(
+            "{spent}; {left} left of limits.max_spend, enough for {lasts} at the rate afterwards."
+        )),
+    }
 }
 
 /// How often each verb comes, in the order of the list.

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CONSUMED_MAX, Consumed, ENDED_MAX, EndedLease, Genesis, OpenAttempt, Pending, Recorded, Run,
-    State,
+    Billed, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, LedgerClock,
+    OpenAttempt, Pending, Recorded, Run, State,
 };
 use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId};
 use crate::journal::{Entry, Launch, Record, Verb};
-use crate::resource::{Cause, Receipt, Spec};
+use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
 use crate::unit::Timestamp;
 
 /// Why an entry cannot follow the state it was given.
@@ -60,7 +60,11 @@ impl State {
             .try_for_each(|record| self.apply_record(entry.n, record))
     }
 
-    fn apply_record(&mut self, n: JournalNumber, record: &Record) -> Result<(), FoldError> {
+    pub(super) fn apply_record(
+        &mut self,
+        n: JournalNumber,
+        record: &Record,
+    ) -> Result<(), FoldError> {
         let impossible = |what: &str| FoldError::Impossible {
             n,
             what: what.to_owned(),
@@ -87,7 +91,9 @@ impl State {
                 plan,
                 by,
                 at,
+                boot,
             } => {
+                self.clock.begin(*at, boot.as_ref());
                 self.begin(Run {
                     epoch: Epoch(n.0),
                     command: command.clone(),
@@ -103,30 +109,38 @@ impl State {
                 self.end(*finished);
                 Ok(())
             }
+            Record::Closed { to, at: _ } => {
+                self.closed = Some(to.clone());
+                Ok(())
+            }
+            Record::Opened { topology, .. } => {
+                self.closed = None;
+                if let Some(genesis) = &mut self.genesis {
+                    genesis.topology = topology.clone();
+                }
+                Ok(())
+            }
             Record::Started { .. }
             | Record::Done { .. }
             | Record::Refused { .. }
             | Record::InDoubt { .. }
             | Record::Absent { .. }
             | Record::ExtraReleased { .. }
-            | Record::Vanished { .. } => self.apply_news(record).map_err(impossible),
+            | Record::Vanished { .. }
+            | Record::Seen { .. }
+            | Record::Edited { .. } => self.apply_news(record).map_err(impossible),
         }
     }
 
     /// News of one resource.
     fn apply_news(&mut self, record: &Record) -> Result<(), &'static str> {
         match record {
-            Record::Genesis { .. } | Record::Begin { .. } | Record::End { .. } => {}
-            Record::Started {
-                address,
-                generation,
-                verb,
-                launch,
-                on,
-                at,
-            } => self
-                .open(address, *generation)?
-                .start(*verb, launch.as_ref(), on.as_ref(), *at),
+            Record::Genesis { .. }
+            | Record::Begin { .. }
+            | Record::Closed { .. }
+            | Record::Opened { .. }
+            | Record::End { .. } => {}
+            Record::Started { .. } => self.started(record)?,
             Record::Done { .. } => self.done(record)?,
             Record::Refused {
                 address,
@@ -152,7 +166,22 @@ impl State {
                 attempt,
                 ..
             } => self.with(address, *generation, |recorded| recorded.absent(*attempt)),
-            Record::ExtraReleased { .. } => {}
+            Record::ExtraReleased { address, at, .. } => self.extra(address, *at),
+            Record::Seen {
+                address,
+                generation,
+                at,
+            } => {
+                let seen = self.clock.time_of(*at);
+                self.with(address, *generation, |recorded| recorded.was_seen(seen));
+            }
+            Record::Edited {
+                address,
+                recorded,
+                moved_to,
+                why,
+                at,
+            } => self.edit(address, recorded.as_deref(), moved_to.as_ref(), *at, why),
             Record::Vanished {
                 address,
                 generation,
@@ -160,6 +189,34 @@ impl State {
                 at,
             } => self.close(address, *generation, *at, why),
         }
+        Ok(())
+    }
+
+    /// A machine beyond the one that is kept was billed, too.
+    fn extra(&mut self, address: &Address, at: Timestamp) {
+        let now = self.clock.tick(at);
+        let recorded = self.resources.get(address);
+        if let (Address::Lease(lease), Some(recorded)) = (address, recorded) {
+            let extra = recorded.extra(now);
+            self.charge(lease, extra);
+        }
+    }
+
+    fn started(&mut self, record: &Record) -> Result<(), &'static str> {
+        let Record::Started {
+            address,
+            generation,
+            verb,
+            launch,
+            on,
+            at,
+        } = record
+        else {
+            return Ok(());
+        };
+        let counted = self.clock.tick(*at);
+        let recorded = self.open(address, *generation)?;
+        recorded.start(*verb, launch.as_ref(), on.as_ref(), (*at, counted));
         Ok(())
     }
 
@@ -189,11 +246,65 @@ impl State {
             | Verb::Deliver
             | Verb::Start
             | Verb::Check
-            | Verb::Expose => self
-                .open(address, *generation)?
-                .finish(spec.as_deref(), receipt.as_deref()),
+            | Verb::Expose => {
+                let now = self.clock.tick(*at);
+                let clock = self.clock.clone();
+                let recorded = self.open(address, *generation)?;
+                recorded.finish(spec.as_deref(), receipt.as_deref(), now, &clock);
+            }
         }
         Ok(())
+    }
+
+    /// Surgery. A machine that is taken out is over for the ledger: what it costs from now on nobody counts.
+    fn edit(
+        &mut self,
+        address: &Address,
+        recorded: Option<&Recorded>,
+        moved_to: Option<&Address>,
+        at: Timestamp,
+        why: &str,
+    ) {
+        match (recorded, moved_to) {
+            (Some(recorded), _) => {
+                let last = self.generations.entry(address.clone()).or_default();
+                *last = (*last).max(recorded.generation);
+                if let Some(Receipt::Lease(held)) = &recorded.receipt {
+                    self.disowned.remove(&held.machine);
+                }
+                self.resources.insert(address.clone(), recorded.clone());
+            }
+            (None, Some(to)) => {
+                self.resources.remove(address);
+                if let (Address::Lease(from), Address::Lease(to)) = (address, to)
+                    && let Some(spent) = self.spent.remove(from)
+                {
+                    self.charge(to, spent);
+                }
+            }
+            (None, None) => {
+                self.disown(address, at);
+                if let Some(generation) = self.resources.get(address).map(|r| r.generation) {
+                    self.close(address, generation, at, why);
+                }
+            }
+        }
+    }
+
+    /// Remembers a machine that is given up, so that nobody takes it for an extra of its old address.
+    fn disown(&mut self, address: &Address, at: Timestamp) {
+        let recorded = self.resources.get(address);
+        let receipt = recorded.and_then(|recorded| recorded.receipt.as_ref());
+        if let (Address::Lease(lease), Some(Receipt::Lease(held))) = (address, receipt) {
+            let disowned = Disowned {
+                lease: lease.clone(),
+                provider: held.provider.clone(),
+                provider_kind: held.provider_kind.clone(),
+                price_per_hour: held.price_per_hour,
+                at,
+            };
+            self.disowned.insert(held.machine.clone(), disowned);
+        }
     }
 
     fn begin(&mut self, mut run: Run) {
@@ -280,14 +391,20 @@ impl State {
             .resources
             .remove(address)
             .expect("it was looked up just now");
-        if let (Address::Lease(lease), Some(Receipt::Lease(receipt))) = (address, recorded.receipt)
-        {
+        let Address::Lease(lease) = address else {
+            return;
+        };
+        let now = self.clock.tick(at);
+        let spent = recorded.spent(now, false);
+        self.charge(lease, spent);
+        if let Some(Receipt::Lease(receipt)) = recorded.receipt {
             self.ended.push(EndedLease {
                 lease: lease.clone(),
                 generation,
                 receipt: *receipt,
                 ended_at: at,
                 why: why.to_owned(),
+                spent: Some(spent),
             });
             let surplus = self.ended.len().saturating_sub(ENDED_MAX);
             self.ended.drain(..surplus);
@@ -304,10 +421,20 @@ impl Recorded {
             pending: None,
             attempts: BTreeMap::new(),
             last_attempt: Attempt(0),
+            tried_since: None,
+            billed: None,
+            made_for: None,
         }
     }
 
-    fn start(&mut self, verb: Verb, launch: Option<&Launch>, on: Option<&LeaseId>, at: Timestamp) {
+    /// `at` is the time of the record, and the same in ledger time.
+    fn start(
+        &mut self,
+        verb: Verb,
+        launch: Option<&Launch>,
+        on: Option<&LeaseId>,
+        (at, counted): (Timestamp, Timestamp),
+    ) {
         self.pending = Some(Pending {
             verb,
             on: on.cloned(),
@@ -316,17 +443,25 @@ impl Recorded {
         });
         if let Some(launch) = launch {
             self.last_attempt = self.last_attempt.max(launch.attempt);
+            self.tried_since.get_or_insert(counted);
             let open = OpenAttempt {
                 launch: launch.clone(),
                 at,
                 cause: None,
+                counted_since: Some(counted),
             };
             self.attempts.insert(launch.attempt, open);
         }
     }
 
     /// For a lease, its own try is closed by the receipt.
-    fn finish(&mut self, spec: Option<&Spec>, receipt: Option<&Receipt>) {
+    fn finish(
+        &mut self,
+        spec: Option<&Spec>,
+        receipt: Option<&Receipt>,
+        now: Timestamp,
+        clock: &LedgerClock,
+    ) {
         self.pending = None;
         if let Some(spec) = spec {
             self.spec = Some(spec.clone());
@@ -334,9 +469,41 @@ impl Recorded {
         if let Some(receipt) = receipt {
             if let Receipt::Lease(lease) = receipt {
                 let (_, attempt) = lease.request_key.try_of();
-                self.attempts.remove(&attempt);
+                let open = self.attempts.remove(&attempt);
+                self.keep_account(lease, open.as_ref(), now, clock);
             }
             self.receipt = Some(receipt.clone());
+        }
+    }
+
+    /// The account of the machine in a new receipt: opened, or gone on with, perhaps at another rate.
+    fn keep_account(
+        &mut self,
+        receipt: &LeaseReceipt,
+        open: Option<&OpenAttempt>,
+        now: Timestamp,
+        clock: &LedgerClock,
+    ) {
+        let known = self
+            .account()
+            .filter(|(before, _)| before.machine == receipt.machine);
+        let mut billed = match known {
+            Some((before, mut billed)) => {
+                if before.price_per_hour != receipt.price_per_hour {
+                    billed.rate_changed(before.price_per_hour, receipt.price_per_hour, now);
+                }
+                billed
+            }
+            None => Billed::of(receipt, open.and_then(|open| open.counted_since), clock),
+        };
+        billed.seen = billed.seen.max(now);
+        self.billed = Some(billed);
+    }
+
+    fn was_seen(&mut self, seen: Timestamp) {
+        if let Some((_, mut billed)) = self.account() {
+            billed.seen = billed.seen.max(seen);
+            self.billed = Some(billed);
         }
     }
 

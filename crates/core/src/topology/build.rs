@@ -46,6 +46,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     });
     let exposures = named(&fields, "exposure", |table| exposure(table, &scope));
     same_listener(&fields, &exposures);
+    let (moved, removed) = super::moving::read(&fields, &leases);
     Some(Topology {
         name: name?,
         limits,
@@ -55,6 +56,8 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
         leases,
         pipelines,
         exposures,
+        moved,
+        removed,
     })
 }
 
@@ -198,6 +201,7 @@ fn limits(root: &Fields<'_>) -> Limits {
             .filter(|money| *money != MicroDollars::ZERO),
         max_total_per_hour: fields.read("max_total_per_hour", convert::money),
         max_leases: fields.read("max_leases", convert::integer),
+        max_spend: fields.read("max_spend", convert::money),
     }
 }
 
@@ -373,11 +377,13 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
     });
     let count = fields.read("count", convert::integer);
     let disk = fields.read("disk", convert::size);
+    let protect = fields.read("protect", convert::boolean);
     let terms = terms(fields);
     Some(Lease {
         offers: offers?,
         count: count.unwrap_or(1),
         disk: disk.unwrap_or(crate::resource::DISK),
+        protect: protect.unwrap_or(false),
         requirement: terms.requirement,
         max_price_per_hour: terms.max_price_per_hour,
         idle_timeout: terms.idle_timeout,

@@ -37,6 +37,7 @@ pub(super) fn tables_in(kind: &Kind) -> Vec<(&'static str, &'static TableDef)> {
     match kind {
         Kind::Table(def) | Kind::ChoiceOrTable(_, def) => vec![("", def)],
         Kind::Named(def) | Kind::Vars(def) => vec![(".NAME", def)],
+        Kind::Tables(def) => vec![("[]", def)],
         Kind::Stages(list, auto) => vec![("[]", list), ("", auto)],
         Kind::Version
         | Kind::OwnName { .. }
@@ -62,6 +63,7 @@ pub(super) fn tables_in(kind: &Kind) -> Vec<(&'static str, &'static TableDef)> {
         | Kind::Where
         | Kind::Listen
         | Kind::LeaseAddress
+        | Kind::LeaseRange
         | Kind::LeaseAddresses => Vec::new(),
     }
 }
@@ -97,6 +99,8 @@ pub(super) fn kind_text(kind: &Kind) -> String {
         Kind::Listen => "\"ADDRESS:PORT\" on the loopback".to_owned(),
         Kind::LeaseAddress => "the address of a lease, \"lease.NAME[i]\"".to_owned(),
         Kind::LeaseAddresses => "\"lease.NAME\", \"lease.NAME[i]\", or a list of them".to_owned(),
+        Kind::LeaseRange => "\"lease.NAME\" or \"lease.NAME[i]\"".to_owned(),
+        Kind::Tables(_) => "a list of tables".to_owned(),
         Kind::Vars(_) => "a table of variables".to_owned(),
         Kind::Table(_) => "a table".to_owned(),
         Kind::ChoiceOrTable(choices, _) => {

@@ -4,8 +4,10 @@
 //! unknown to all of them; a key that is here is read (a test sets each to a wrong type and wants an error at its place).
 //! Keys that are not built yet are not here.
 
+mod moving;
 mod serving;
 
+use moving::{MOVED, REMOVED};
 pub(super) use serving::STAGES_MAX;
 use serving::{EXPOSURE, PIPELINE};
 
@@ -109,6 +111,8 @@ pub(super) enum Kind {
     LeaseAddress,
     /// Addresses of leases or of whole lease tables.
     LeaseAddresses,
+    /// One lease or a table of leases, declared or not.
+    LeaseRange,
     /// Variables: a scalar each, or a declaration.
     Vars(&'static TableDef),
     /// A table.
@@ -117,6 +121,8 @@ pub(super) enum Kind {
     ChoiceOrTable(&'static [Choice], &'static TableDef),
     /// Tables by name.
     Named(&'static TableDef),
+    /// A list of tables.
+    Tables(&'static TableDef),
     /// A list of the first, or the second.
     Stages(&'static TableDef, &'static TableDef),
 }
@@ -212,6 +218,21 @@ pub(super) static ROOT: TableDef = TableDef {
             example: "{ api = { pipelines = [\"chat\"] } }",
             ..KEY
         },
+        Key {
+            name: "moved",
+            kind: Kind::Tables(&MOVED),
+            doc: "Leases that have another name now: their machines stay, and so does what they cost. An entry may stay in \
+                  the file; it does nothing once it was applied.",
+            example: "[{ from = \"lease.box\", to = \"lease.node\" }]",
+            ..KEY
+        },
+        Key {
+            name: "removed",
+            kind: Kind::Tables(&REMOVED),
+            doc: "Leases that are no longer declared, and what becomes of their machines. Without an entry they are ended.",
+            example: "[{ from = \"lease.box\", release = false }]",
+            ..KEY
+        },
     ],
 };
 
@@ -290,6 +311,15 @@ static LIMITS: TableDef = TableDef {
             need: Need::Optional("no cap"),
             doc: "The most machines at once.",
             example: "4",
+            ..KEY
+        },
+        Key {
+            name: "max_spend",
+            kind: Kind::Money { zero: false },
+            need: Need::Optional("no cap"),
+            doc: "The most that may be spent over the topology's life, by the ledger. Once it is reached nothing more is \
+                  rented; what runs is not ended by it.",
+            example: "40.00",
             ..KEY
         },
     ],
@@ -535,6 +565,15 @@ static LEASE: TableDef = TableDef {
             doc: "Disk to ask for, where it is rented with the machine; part of its price. A wish, not a filter: `where` has \
                   `disk>=N` for that.",
             example: "60",
+        },
+        Key {
+            name: "protect",
+            kind: Kind::Bool,
+            need: Need::Default("false"),
+            change: Change::Update,
+            doc: "Whether no command may end its machines: `destroy` leaves them out, a plan that would replace or end one \
+                  is refused. It holds as long as the state says so: set `false` and apply to lift it.",
+            example: "true",
         },
         narrowing(WHERE),
         narrowing(MAX_PRICE),

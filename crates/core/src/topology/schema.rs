@@ -152,6 +152,8 @@ fn of_kind(kind: &Kind) -> Value {
             let one = json!({ "type": "string", "pattern": r"^lease\.|\$\{" });
             json!({ "anyOf": [one, some(&one)] })
         }
+        Kind::LeaseRange => json!({ "type": "string", "pattern": r"^lease\.|\$\{" }),
+        Kind::Tables(def) => json!({ "type": "array", "items": table(def, true) }),
         Kind::Vars(def) => json!({
             "type": "object",
             "propertyNames": { "pattern": VAR_NAME },

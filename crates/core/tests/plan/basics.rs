@@ -29,8 +29,11 @@ pub fn options(mode: Mode) -> Options {
             max_price_per_hour: None,
             max_total_per_hour: None,
             max_leases: None,
+            max_spend: None,
         },
         topology_digest: None,
+        refresh_only: false,
+        boot: None,
     }
 }
 
@@ -120,6 +123,7 @@ pub fn machines(count: u32) -> Topology {
         offers: vec![name("box")],
         count,
         disk: stageline_core::resource::DISK,
+        protect: false,
         requirement: Requirement::default(),
         max_price_per_hour: None,
         idle_timeout: None,
@@ -137,6 +141,8 @@ pub fn machines(count: u32) -> Topology {
         acquire_timeout: None,
     };
     Topology {
+        moved: BTreeMap::new(),
+        removed: BTreeMap::new(),
         name: name("test"),
         limits: options(Mode::Apply).limits,
         relay: None,

@@ -386,9 +386,15 @@ impl Story<'_> {
             .expect("a destroy needs nothing");
         check(&plan).unwrap_or_else(|why| panic!("{}: destroy: {why}", self.case.display()));
         self.world.carry_out(&plan);
+        let state = &self.world.state;
+        let spared = |(address, recorded): (&Address, &stageline_core::state::Recorded)| {
+            let on = recorded.machines_of(address);
+            on.iter()
+                .any(|lease| stageline_core::plan::is_protected(state, lease))
+        };
         assert!(
-            self.world.state.is_empty(),
-            "{}: something is left",
+            state.existing().all(spared),
+            "{}: something is left that is not protected",
             self.case.display()
         );
     }

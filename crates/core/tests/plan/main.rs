@@ -4,6 +4,7 @@ mod basics;
 mod binding;
 mod drawn;
 mod golden;
+mod moves;
 mod offers;
 mod random;
 mod world;

@@ -110,6 +110,7 @@ impl World {
             plan: plan.map(|plan| plan.id),
             by: "test".to_owned(),
             at: now(),
+            boot: None,
         });
         self.write(records);
     }

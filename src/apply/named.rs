@@ -1,0 +1,101 @@
+//! Which machines are a lease's: by every name that it may have been made under.
+//!
+//! A lease that was moved keeps the machine that was made under its old address, so it is looked for under both. What is
+//! recorded as another lease, or was given up on purpose, is never this one's: it would be ended as one too many.
+
+use stageline_core::id::{Address, LeaseId, Lineage, RequestKey};
+use stageline_core::plan::Plan;
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Receipt};
+use stageline_core::state::FoldError;
+
+use super::Effects;
+use super::step::{Act, Run, Stop};
+use crate::provider::{Blind, Machine, Provider};
+use crate::store::{AppendError, Journal};
+
+impl Run<'_> {
+    /// The lease that the machine of this one was made for: its keys derive from that name.
+    pub fn made_for(&self, lease: &LeaseId) -> LeaseId {
+        let address = Address::Lease(lease.clone());
+        let born = self.state(|state| state.resources.get(&address)?.made_for.clone());
+        born.unwrap_or_else(|| lease.clone())
+    }
+
+    /// Every machine of this lease at a provider, whatever its generation.
+    pub async fn find_ours(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        lineage: &Lineage,
+    ) -> Result<Vec<Machine>, Blind> {
+        let own = Address::Lease(lease.clone());
+        let mut found = provider.find(&RequestKey::prefix(lineage, &own)).await?;
+        let born = Address::Lease(self.made_for(lease));
+        if born != own {
+            found.extend(provider.find(&RequestKey::prefix(lineage, &born)).await?);
+        }
+        let held = self.state(|state| state.lease(lease).map(|held| held.machine.clone()));
+        found.retain(|machine| {
+            let key = machine.request_key.as_ref();
+            Some(&machine.id) == held.as_ref()
+                || key.is_some_and(|key| {
+                    self.state(|state| !state.is_elsewhere(lease, &machine.id, key))
+                })
+        });
+        Ok(found)
+    }
+
+    /// The receipt of a lease with the price that was seen when the plan was drafted, when it moved.
+    pub fn at_price_now(&self, act: Act<'_>) -> Option<Receipt> {
+        let Address::Lease(lease) = &act.step.address else {
+            return None;
+        };
+        let held = self.held(lease, act.step.generation)?;
+        let price_per_hour = self.plan.leases.get(lease)?.price_per_hour;
+        let receipt = LeaseReceipt {
+            price_per_hour,
+            ..held.clone()
+        };
+        (price_per_hour != held.price_per_hour).then(|| Receipt::Lease(Box::new(receipt)))
+    }
+
+    /// Whether the ledger leaves money for one more launch.
+    pub fn within_spend(&self, lease: &LeaseId) -> Result<(), Stop> {
+        let Some(cap) = self.options.max_spend else {
+            return Ok(());
+        };
+        let now = self.effects.clock.now();
+        let spent = self.state(|state| state.spent_at_most(now));
+        if spent < cap {
+            return Ok(());
+        }
+        let message = format!("{lease}: up to {spent} was spent so far, limits.max_spend is {cap}");
+        let cause = Cause::new(FailureClass::Money, message)
+            .hint("raise limits.max_spend, or end what runs with `stageline destroy`");
+        Err(Stop::Refused(cause))
+    }
+}
+
+/// Does what the plan changes in the state alone, once: it is done when the state is no longer the one that the plan was
+/// drafted from.
+pub(super) async fn edit(
+    plan: &Plan,
+    journal: &Journal,
+    effects: &Effects,
+) -> Result<(), AppendError> {
+    if plan.edits.is_empty() || journal.with_state(|state| state.projection() != plan.base) {
+        return Ok(());
+    }
+    let at = effects.clock.now();
+    let records = journal.with_state(|state| state.edited(&plan.edits, at));
+    let records = records.map_err(|error| {
+        AppendError::Impossible(FoldError::Impossible {
+            n: journal.with_state(|state| {
+                stageline_core::id::JournalNumber(state.run.as_ref().map_or(0, |run| run.epoch.0))
+            }),
+            what: error.to_string(),
+        })
+    })?;
+    journal.append(records).await?;
+    Ok(())
+}
