@@ -9,6 +9,7 @@ mod covered;
 mod docs;
 mod files;
 mod manifests;
+mod reliability;
 mod source;
 mod words;
 
