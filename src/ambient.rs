@@ -46,7 +46,13 @@ pub struct SystemClock;
 #[async_trait]
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        Timestamp::now()
+        let now = Timestamp::now();
+        match seam(CLOCK_SHIFT).and_then(|text| text.parse().ok()) {
+            Some(seconds) => now
+                .checked_add(jiff::SignedDuration::from_secs(seconds))
+                .unwrap_or(now),
+            None => now,
+        }
     }
 
     fn boottime(&self) -> Duration {
@@ -163,12 +169,14 @@ impl ProcessId {
     /// This process.
     pub fn this() -> Self {
         let pid = std::process::id();
+        let other = seam(HOST);
+        let host = || {
+            let name = rustix::system::uname();
+            name.nodename().to_string_lossy().into_owned()
+        };
         Self {
-            host: rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned(),
-            boot: boot_id(),
+            host: other.clone().unwrap_or_else(host),
+            boot: other.unwrap_or_else(boot_id),
             pid,
             started: start_of(pid).unwrap_or_default(),
         }
@@ -215,6 +223,15 @@ pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// The folder in which this user's programs keep what is not to be lost, if the environment says where.
+pub fn state_home() -> Option<std::path::PathBuf> {
+    let named = variable("XDG_STATE_HOME").filter(|path| path.starts_with('/'));
+    let home = variable("HOME").filter(|home| home.starts_with('/'));
+    named
+        .map(Into::into)
+        .or_else(|| home.map(|home| std::path::Path::new(&home).join(".local/state")))
+}
+
 /// Every environment variable that is text and whose name begins so.
 pub fn variables(prefix: &str) -> std::collections::BTreeMap<String, String> {
     std::env::vars_os()
@@ -226,27 +243,58 @@ pub fn variables(prefix: &str) -> std::collections::BTreeMap<String, String> {
 /// The variable that names the point at which a test has this process killed.
 #[cfg(debug_assertions)]
 const DIE_AT: &str = "STAGELINE_TEST_DIE_AT";
+/// The same for a process that is stopped there, until somebody lets it go on.
+#[cfg(debug_assertions)]
+const STOP_AT: &str = "STAGELINE_TEST_STOP_AT";
+/// Another name and another boot for this computer, as on a second one.
+const HOST: &str = "STAGELINE_TEST_HOST";
+/// Seconds by which the wall clock of this computer is wrong.
+const CLOCK_SHIFT: &str = "STAGELINE_TEST_CLOCK_SHIFT";
+/// Milliseconds between two heartbeats of a lock.
+const HEARTBEAT: &str = "STAGELINE_TEST_HEARTBEAT";
+
+/// A seam for tests, and nothing in a release build.
+fn seam(name: &str) -> Option<String> {
+    if cfg!(debug_assertions) {
+        variable(name)
+    } else {
+        None
+    }
+}
+
+/// The time between two heartbeats that a test wants.
+pub(crate) fn heartbeat() -> Option<Duration> {
+    let millis = seam(HEARTBEAT)?.parse().ok()?;
+    Some(Duration::from_millis(millis))
+}
 
 /// A seam for tests, and nothing in a release build: the process dies at the n-th of these points, as by `kill -9`,
-/// when `STAGELINE_TEST_DIE_AT` is n. They stand before and after each durable write and each call to a provider, and
-/// between the effects of one call, so that a test can go through all of them one by one.
+/// when `STAGELINE_TEST_DIE_AT` is n, and is stopped there when `STAGELINE_TEST_STOP_AT` is. They stand before and after
+/// each durable write and each call to a provider, and between the effects of one call, so that a test can go through
+/// all of them one by one.
 #[inline]
 pub fn crash_point(what: &str) {
     #[cfg(debug_assertions)]
     {
+        use rustix::process::Signal;
         use std::io::Write as _;
         use std::sync::LazyLock;
         use std::sync::atomic::{AtomicU32, Ordering};
-        static LEFT: LazyLock<Option<AtomicU32>> =
-            LazyLock::new(|| Some(AtomicU32::new(variable(DIE_AT)?.parse().ok()?)));
-        let Some(left) = LEFT.as_ref() else { return };
-        if left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // Nobody misses the line when nobody reads it.
-            let _ = writeln!(std::io::stderr(), "{DIE_AT}: dies at {what}");
-            let _ = rustix::process::kill_process(
-                rustix::process::getpid(),
-                rustix::process::Signal::KILL,
-            );
+        struct Point(&'static str, Signal, AtomicU32);
+        static POINTS: LazyLock<Vec<Point>> = LazyLock::new(|| {
+            let all = [(DIE_AT, Signal::KILL), (STOP_AT, Signal::STOP)];
+            let set = all.into_iter().filter_map(|(name, signal)| {
+                let n = variable(name)?.parse().ok()?;
+                Some(Point(name, signal, AtomicU32::new(n)))
+            });
+            set.collect()
+        });
+        for Point(name, signal, left) in POINTS.iter() {
+            if left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                // Nobody misses the line when nobody reads it.
+                let _ = writeln!(std::io::stderr(), "{name}: at {what}");
+                let _ = rustix::process::kill_process(rustix::process::getpid(), *signal);
+            }
         }
     }
     #[cfg(not(debug_assertions))]

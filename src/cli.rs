@@ -62,7 +62,8 @@ pub(crate) struct Global {
     /// A TOML file with values for variables
     #[arg(long = "var-file", value_name = "FILE", global = true)]
     var_file: Vec<PathBuf>,
-    /// Where state is kept: a folder or file:// URL [default: `state` beside the topology file]
+    /// Where state is kept: a folder, or s3://, gs://, az:// with bucket and prefix [default: as the topology says, else
+    /// `state` beside it]
     #[arg(long, value_name = "URL", global = true)]
     state: Option<String>,
     /// Which topology's state, where there is no topology file

@@ -15,6 +15,10 @@
 //! lock.json        who is at work: a courtesy, not the fence
 //! ```
 
+#[cfg(feature = "cloud-state")]
+mod cloud;
+#[cfg(feature = "cloud-state")]
+mod cloud_fault;
 mod error;
 mod history;
 mod identity;
@@ -22,6 +26,7 @@ mod journal;
 mod load;
 mod local;
 mod lock;
+mod patience;
 mod put;
 mod repair;
 mod snapshot;
@@ -29,26 +34,29 @@ mod snapshot;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod url;
 
 use std::fmt;
-use std::path::{Path as FilePath, PathBuf};
-use std::str::FromStr;
+use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use stageline_core::id::{JournalNumber, Name, PlanId};
 
-use crate::ambient::crash_point;
+use crate::ambient::{SharedClock, SystemClock, crash_point};
 pub use error::{AppendError, BeginError, Rival, StoreError};
 pub use identity::{Identity, IdentityError};
 pub use journal::{Begin, First, Journal, Writer};
 pub use load::Loaded;
 pub use lock::{Acquired, HEARTBEAT, Holder, Lock, LockInfo};
 pub use repair::Damage;
+pub use url::{Bucket, Cloud, StateUrl, Surroundings, folder_name};
+
+use patience::{Patience, Pauser};
 
 /// Largest entry that is read: what one process can queue during one slow put is far below.
 const ENTRY_MAX: u64 = 16 << 20;
@@ -65,61 +73,6 @@ const LOCK: &str = "lock.json";
 /// What a probe is called; the rest of the name is random.
 const PROBE: &str = "probe-";
 
-/// A place that holds the state of any number of topologies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateUrl(PathBuf);
-
-impl StateUrl {
-    /// A folder.
-    pub fn of(root: PathBuf) -> Self {
-        Self(root)
-    }
-
-    /// The folder that holds the state of every topology.
-    pub fn root(&self) -> &FilePath {
-        &self.0
-    }
-
-    /// The folder of one topology, or of one workspace of it.
-    pub fn folder(&self, topology: &Name, workspace: Option<&Name>) -> PathBuf {
-        // A name has no dot, so the two kinds never meet.
-        self.0.join(workspace.map_or_else(
-            || topology.to_string(),
-            |workspace| format!("{topology}.{workspace}"),
-        ))
-    }
-}
-
-impl FromStr for StateUrl {
-    type Err = StoreError;
-
-    fn from_str(text: &str) -> Result<Self, StoreError> {
-        let url = |why: &str| StoreError::Url {
-            url: text.to_owned(),
-            why: why.to_owned(),
-        };
-        let path = match text.split_once("://") {
-            None => text,
-            Some(("file", path)) => path,
-            Some((scheme, _)) => {
-                return Err(StoreError::Scheme {
-                    scheme: scheme.to_owned(),
-                });
-            }
-        };
-        if path.is_empty() || path.contains('\0') {
-            return Err(url("it names no folder"));
-        }
-        Ok(Self(PathBuf::from(path)))
-    }
-}
-
-impl fmt::Display for StateUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "file://{}", self.0.display())
-    }
-}
-
 /// Whether a command may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -130,12 +83,24 @@ pub enum Mode {
 }
 
 /// The recorded state of one topology, or of one workspace of it. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Store {
     objects: Arc<dyn ObjectStore>,
     place: Arc<str>,
     folder: Option<Arc<FilePath>>,
     mode: Mode,
+    patience: &'static Patience,
+    clock: SharedClock,
+    around: Arc<Surroundings>,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("place", &self.place)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Store {
@@ -149,19 +114,67 @@ impl Store {
         workspace: Option<&Name>,
         mode: Mode,
     ) -> Result<Self, StoreError> {
-        let root = url.folder(topology, workspace);
-        let place = root.display().to_string();
-        let objects = tokio::task::spawn_blocking(move || local::open(&root, mode))
-            .await
-            .map_err(|error| failed(&place, "opening the folder", &error))??;
-        let store = Self {
-            place: place.into(),
-            folder: objects.folder.map(Into::into),
-            objects: objects.objects,
-            mode,
+        Self::open_in(url, topology, workspace, mode, Surroundings::of_process()).await
+    }
+
+    /// The same with other surroundings than those of this process.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the place cannot be used in this mode.
+    pub async fn open_in(
+        url: &StateUrl,
+        topology: &Name,
+        workspace: Option<&Name>,
+        mode: Mode,
+        around: Surroundings,
+    ) -> Result<Self, StoreError> {
+        let name = folder_name(topology, workspace);
+        let store = match url {
+            StateUrl::Folder(root) => {
+                let root = root.join(name);
+                let place = root.display().to_string();
+                let opened = tokio::task::spawn_blocking(move || local::open(&root, mode))
+                    .await
+                    .map_err(|error| failed(&place, "opening the folder", &error))??;
+                Self {
+                    place: place.into(),
+                    folder: opened.folder.map(Into::into),
+                    objects: opened.objects,
+                    mode,
+                    patience: &patience::FOLDER,
+                    clock: Arc::new(SystemClock),
+                    around: Arc::new(around),
+                }
+            }
+            StateUrl::Bucket(bucket) => Self::in_bucket(bucket, &name, mode, around)?,
         };
         store.check().await?;
         Ok(store)
+    }
+
+    #[cfg(feature = "cloud-state")]
+    fn in_bucket(
+        bucket: &Bucket,
+        name: &str,
+        mode: Mode,
+        around: Surroundings,
+    ) -> Result<Self, StoreError> {
+        Ok(Self {
+            objects: cloud::open(bucket, name, &around)?,
+            place: format!("{bucket}/{name}").into(),
+            folder: None,
+            mode,
+            patience: &patience::BUCKET,
+            clock: Arc::new(SystemClock),
+            around: Arc::new(around),
+        })
+    }
+
+    #[cfg(not(feature = "cloud-state"))]
+    fn in_bucket(bucket: &Bucket, _: &str, _: Mode, _: Surroundings) -> Result<Self, StoreError> {
+        Err(StoreError::LeftOut {
+            scheme: bucket.cloud.scheme().to_owned(),
+        })
     }
 
     /// The same on any object store: for stores that no URL names yet, and for tests.
@@ -176,9 +189,17 @@ impl Store {
             place: place.into(),
             folder: None,
             mode,
+            patience: &patience::FOLDER,
+            clock: Arc::new(SystemClock),
+            around: Arc::default(),
         };
         store.check().await?;
         Ok(store)
+    }
+
+    /// Whether it is on another computer, and so has no place for secrets.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.patience.request.is_some()
     }
 
     /// Where it is, for messages.
@@ -230,52 +251,101 @@ impl Store {
         let name = stageline_core::id::Nonce(crate::ambient::random());
         let path = Path::from(format!("{PROBE}{name}"));
         let doing = "trying whether a second create of an object fails";
-        let create = || {
-            let payload = PutPayload::from_static(b"probe\n");
-            self.objects
-                .put_opts(&path, payload, PutOptions::from(PutMode::Create))
-        };
-        create().await.map_err(|error| self.error(doing, &error))?;
-        let second = create().await;
-        let made = self.objects.head(&path).await.ok();
-        let removed = self.objects.delete(&path).await;
-        match second {
-            Err(object_store::Error::AlreadyExists { .. }) => {}
-            Err(error) => return Err(self.error(doing, &error)),
-            Ok(_) => {
-                return Err(StoreError::Unfit {
-                    place: self.place.to_string(),
-                    what: "a second create of the same object passed, so two runs could not see each other"
-                        .to_owned(),
-                });
+        let probe = Bytes::from(format!("{name}\n"));
+        // An answer that was lost on the way is no fault of the store: what is there decides.
+        self.create(&path, &probe, doing).await?;
+        let mut pauser = Pauser::new(self.patience.asking, &self.clock);
+        let second = loop {
+            let error = match self.put_once(&path, &probe, PutMode::Create).await {
+                Err(error @ object_store::Error::AlreadyExists { .. }) => break Err(error),
+                Ok(_) => break Ok(()),
+                Err(error) => self.error(doing, &error),
+            };
+            if !error.may_pass() || !pauser.once_more(&self.clock).await {
+                return Err(error);
             }
+        };
+        let made = self.head(&path).await;
+        let removed = self.remove(&path, "removing the probe").await;
+        if second.is_ok() {
+            return Err(StoreError::Unfit {
+                place: self.place.to_string(),
+                what: "a second create of the same object passed, so two runs could not see each other"
+                    .to_owned(),
+            });
         }
-        removed.map_err(|error| self.error("removing the probe", &error))?;
-        Ok(made.map(|meta| meta.last_modified.into()))
+        removed?;
+        Ok(made?.map(|meta| meta.last_modified.into()))
     }
 
-    /// Puts an object; false when one by that name was there and the mode is to create.
+    /// Puts an object; false when another one by that name was there and the mode is to create.
     async fn put(&self, path: &Path, bytes: Bytes, mode: PutMode) -> Result<bool, StoreError> {
         self.must_write()?;
+        let doing = format!("writing {path}");
         crash_point("an object beside the journal, not yet written");
-        let put =
-            self.objects
-                .put_opts(path, PutPayload::from_bytes(bytes), PutOptions::from(mode));
-        let put = put.await;
+        let put = match mode {
+            PutMode::Create => self.create(path, &bytes, &doing).await,
+            PutMode::Overwrite | PutMode::Update(_) => {
+                let put = async || {
+                    let put = self.put_once(path, &bytes, PutMode::Overwrite).await;
+                    put.map_err(|error| self.error(&doing, &error))
+                };
+                self.again(put).await.map(|_| true)
+            }
+        };
         crash_point("an object beside the journal, just written");
-        match put {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
-            Err(error) => Err(self.error(&format!("writing {path}"), &error)),
+        put
+    }
+
+    /// Creates an object. An answer that says that it failed, or that something is there, proves nothing: it may be our
+    /// own, from a request whose answer was lost. So the object is looked at.
+    async fn create(&self, path: &Path, bytes: &Bytes, doing: &str) -> Result<bool, StoreError> {
+        let mut pauser = Pauser::new(self.patience.asking, &self.clock);
+        loop {
+            let Err(error) = self.put_once(path, bytes, PutMode::Create).await else {
+                return Ok(true);
+            };
+            let exists = matches!(error, object_store::Error::AlreadyExists { .. });
+            let error = self.error(doing, &error);
+            if !exists && !error.may_pass() {
+                return Err(error);
+            }
+            match self.get(path, SNAPSHOT_MAX).await {
+                Ok(Some(found)) => return Ok(found == *bytes),
+                Ok(None) if exists && self.patience.asking.tries == 1 => return Ok(false),
+                Ok(None) if pauser.once_more(&self.clock).await => {}
+                Ok(None) if exists => return Ok(false),
+                Ok(None) => return Err(error),
+                Err(_) if !exists => return Err(error),
+                Err(unreadable) => return Err(unreadable),
+            }
         }
+    }
+
+    /// One put, whatever comes of it.
+    async fn put_once(
+        &self,
+        path: &Path,
+        bytes: &Bytes,
+        mode: PutMode,
+    ) -> Result<(), object_store::Error> {
+        let payload = PutPayload::from_bytes(bytes.clone());
+        let put = self.objects.put_opts(path, payload, PutOptions::from(mode));
+        self.timely(bytes.len() as u64, put).await.map(|_| ())
     }
 
     /// An object of at most `max` bytes, or none.
     async fn get(&self, path: &Path, max: u64) -> Result<Option<Bytes>, StoreError> {
+        self.again(|| self.get_once(path, max)).await
+    }
+
+    async fn get_once(&self, path: &Path, max: u64) -> Result<Option<Bytes>, StoreError> {
         let doing = || format!("reading {path}");
-        let found = match self.objects.get(path).await {
+        let found = match self.timely(0, self.objects.get(path)).await {
             Ok(found) => found,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error @ object_store::Error::NotFound { .. }) => {
+                return self.absent(&doing(), &error).map(|()| None);
+            }
             Err(error) => return Err(self.error(&doing(), &error)),
         };
         if found.meta.size > max {
@@ -285,14 +355,44 @@ impl Store {
             );
             return Err(self.corrupt(path, what));
         }
-        match found.bytes().await {
+        match self.timely(found.meta.size, found.bytes()).await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) => Err(self.error(&doing(), &error)),
         }
     }
 
+    /// What is known about an object, if it is there.
+    async fn head(&self, path: &Path) -> Result<Option<ObjectMeta>, StoreError> {
+        let doing = format!("looking for {path}");
+        let head = async || match self.timely(0, self.objects.head(path)).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(error @ object_store::Error::NotFound { .. }) => {
+                self.absent(&doing, &error).map(|()| None)
+            }
+            Err(error) => Err(self.error(&doing, &error)),
+        };
+        self.again(head).await
+    }
+
+    /// Deletes an object; gone is done.
+    async fn remove(&self, path: &Path, doing: &str) -> Result<(), StoreError> {
+        let remove = async || match self.timely(0, self.objects.delete(path)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.error(doing, &error)),
+        };
+        self.again(remove).await
+    }
+
     /// The numbers above `above` of the objects in a folder, in order, each with its size.
     async fn numbers(
+        &self,
+        folder: &str,
+        above: JournalNumber,
+    ) -> Result<Vec<(JournalNumber, u64)>, StoreError> {
+        self.again(|| self.numbers_once(folder, above)).await
+    }
+
+    async fn numbers_once(
         &self,
         folder: &str,
         above: JournalNumber,
@@ -302,8 +402,8 @@ impl Store {
         let mut listed = self
             .objects
             .list_with_offset(Some(&prefix), &numbered(folder, above));
-        while let Some(meta) = listed
-            .try_next()
+        while let Some(meta) = self
+            .timely(0, listed.try_next())
             .await
             .map_err(|error| self.error(&format!("listing {folder}"), &error))?
         {
@@ -324,6 +424,46 @@ impl Store {
         Ok(found)
     }
 
+    /// Repeats what may be repeated freely.
+    async fn again<T, F>(&self, ask: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let mut pauser = Pauser::new(self.patience.asking, &self.clock);
+        loop {
+            match ask().await {
+                Err(error) if error.may_pass() => {
+                    if !pauser.once_more(&self.clock).await {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// One request, in the time that it may take.
+    async fn timely<T>(
+        &self,
+        bytes: u64,
+        request: impl Future<Output = Result<T, object_store::Error>>,
+    ) -> Result<T, object_store::Error> {
+        let Some(limit) = self.patience.request else {
+            return request.await;
+        };
+        let limit = limit + Duration::from_secs(bytes >> 20);
+        tokio::time::timeout(limit, request)
+            .await
+            .unwrap_or_else(|_| {
+                Err(object_store::Error::Generic {
+                    store: "state",
+                    source: Box::new(patience::TooSlow {
+                        seconds: limit.as_secs(),
+                    }),
+                })
+            })
+    }
+
     fn must_write(&self) -> Result<(), StoreError> {
         match self.mode {
             Mode::Write => Ok(()),
@@ -334,7 +474,21 @@ impl Store {
     }
 
     fn error(&self, doing: &str, error: &object_store::Error) -> StoreError {
+        #[cfg(feature = "cloud-state")]
+        if self.is_remote() {
+            return cloud_fault::of_object(&self.place, doing, error, &self.around.secrets());
+        }
         StoreError::of_object(&self.place, doing, error)
+    }
+
+    /// An object that was not found, unless it is the whole bucket that was not.
+    fn absent(&self, doing: &str, error: &object_store::Error) -> Result<(), StoreError> {
+        #[cfg(feature = "cloud-state")]
+        if self.is_remote() && cloud_fault::is_no_bucket(error) {
+            return Err(self.error(doing, error));
+        }
+        let _ = (doing, error);
+        Ok(())
     }
 
     fn corrupt(&self, object: &Path, what: impl Into<String>) -> StoreError {

@@ -16,4 +16,4 @@ mod order;
 #[path = "apply/random.rs"]
 mod random;
 #[path = "apply/world.rs"]
-mod world;
+pub(crate) mod world;

@@ -10,4 +10,4 @@ mod plans;
 mod secrets;
 mod signals;
 mod surgery;
-mod world;
+pub(crate) mod world;

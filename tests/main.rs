@@ -3,6 +3,7 @@
 mod agent;
 mod apply;
 mod cli;
+mod cloud;
 mod examples;
 mod gateway;
 mod readme;

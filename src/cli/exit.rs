@@ -127,8 +127,13 @@ impl From<AppendError> for Failure {
             AppendError::InDoubt { cause, .. } => match &**cause {
                 StoreError::Full { .. }
                 | StoreError::ReadOnly { .. }
+                | StoreError::Credentials { .. }
                 | StoreError::Denied { .. } => Exit::Stopped,
                 StoreError::Scheme { .. }
+                | StoreError::LeftOut { .. }
+                | StoreError::Unreachable { .. }
+                | StoreError::NoBucket { .. }
+                | StoreError::Rejected { .. }
                 | StoreError::Url { .. }
                 | StoreError::NotAFolder { .. }
                 | StoreError::Unfit { .. }

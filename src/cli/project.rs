@@ -8,7 +8,7 @@ use stageline_core::topology::{self, SourceFile, Topology, VarSources};
 
 use super::{Failure, Global};
 use crate::ambient;
-use crate::store::{Mode, StateUrl, Store};
+use crate::store::{Mode, StateUrl, Store, Surroundings, folder_name};
 
 /// The file that is read when no `-f` is given.
 pub(crate) const TOPOLOGY: &str = "topology.toml";
@@ -35,17 +35,22 @@ pub(crate) struct Place {
     pub url: StateUrl,
     pub name: Name,
     pub workspace: Option<Name>,
+    /// What stays on this computer wherever the state is: machines of `local`, models that were fetched.
+    pub local: PathBuf,
 }
 
 impl Place {
     /// Opens the state there.
     pub async fn open(&self, mode: Mode) -> Result<Store, Failure> {
-        Ok(Store::open(&self.url, &self.name, self.workspace.as_ref(), mode).await?)
+        let around = Surroundings::of_process().beside(self.folder());
+        let workspace = self.workspace.as_ref();
+        Ok(Store::open_in(&self.url, &self.name, workspace, mode, around).await?)
     }
 
-    /// The folder of the state.
+    /// The folder for what stays on this computer. Beside the state, where that is a folder.
     pub fn folder(&self) -> PathBuf {
-        self.url.folder(&self.name, self.workspace.as_ref())
+        let name = folder_name(&self.name, self.workspace.as_ref());
+        self.url.root().unwrap_or(&self.local).join(name)
     }
 }
 
@@ -70,9 +75,10 @@ impl Project {
         }
         let folder = folder(global);
         let place = Place {
-            url: state_url(global, &folder)?,
+            url: state_url(global, topology.state.as_deref(), &folder)?,
             name: topology.name.clone(),
             workspace: workspace(global)?,
+            local: folder.join("state"),
         };
         Ok(Self {
             digest: topology::digest(&topology),
@@ -88,49 +94,51 @@ impl Project {
 /// The state that a command is about, with or without a topology file: ending machines needs none.
 pub(crate) fn place(global: &Global) -> Result<Place, Failure> {
     let folder = folder(global);
-    let url = state_url(global, &folder)?;
-    let workspace = workspace(global)?;
-    if let Some(name) = &global.name {
-        let name = name
-            .parse()
-            .map_err(|error| Failure::user(format!("--name: {error}")))?;
-        return Ok(Place {
-            url,
-            name,
-            workspace,
-        });
-    }
     let read = sources(global).and_then(|files| {
         let vars = variables(global)?;
         topology::read(&files, &vars).map_err(|errors| Failure::diagnostics(errors, files))
     });
-    match read {
-        Ok((topology, _)) => Ok(Place {
-            url,
-            name: topology.name,
-            workspace,
-        }),
-        Err(failure) => match recorded(&url).as_slice() {
-            [name] => Ok(Place {
-                url,
-                name: name.clone(),
-                workspace,
-            }),
-            [] => Err(failure),
-            several => {
-                let names: Vec<&str> = several.iter().map(Name::as_str).collect();
-                Err(failure.hint(format!(
-                    "without a topology that can be read, say which state is meant: --name {}",
-                    names.join(" or --name ")
-                )))
-            }
-        },
+    let declared = read
+        .as_ref()
+        .ok()
+        .and_then(|(topology, _)| topology.state.as_deref());
+    let url = state_url(global, declared, &folder)?;
+    let workspace = workspace(global)?;
+    let of = |name| Place {
+        url: url.clone(),
+        name,
+        workspace: workspace.clone(),
+        local: folder.join("state"),
+    };
+    if let Some(name) = &global.name {
+        let name = name
+            .parse()
+            .map_err(|error| Failure::user(format!("--name: {error}")))?;
+        return Ok(of(name));
+    }
+    let failure = match read {
+        Ok((topology, _)) => return Ok(of(topology.name)),
+        Err(failure) => failure,
+    };
+    match recorded(&url).as_slice() {
+        [name] => Ok(of(name.clone())),
+        [] if url.is_shared() => Err(failure.hint(
+            "without a topology that can be read, say which state in that bucket is meant: --name NAME",
+        )),
+        [] => Err(failure),
+        several => {
+            let names: Vec<&str> = several.iter().map(Name::as_str).collect();
+            Err(failure.hint(format!(
+                "without a topology that can be read, say which state is meant: --name {}",
+                names.join(" or --name ")
+            )))
+        }
     }
 }
 
-/// The topologies that have a state at this place.
+/// The topologies that have a state in a folder; a bucket is not asked.
 pub(crate) fn recorded(url: &StateUrl) -> Vec<Name> {
-    let Ok(entries) = std::fs::read_dir(url.root()) else {
+    let Some(Ok(entries)) = url.root().map(std::fs::read_dir) else {
         return Vec::new();
     };
     let mut names: Vec<Name> = entries
@@ -182,10 +190,15 @@ fn folder(global: &Global) -> PathBuf {
     first.unwrap_or(Path::new(".")).to_owned()
 }
 
-fn state_url(global: &Global, folder: &Path) -> Result<StateUrl, Failure> {
-    match &global.state {
-        Some(text) => Ok(text.parse()?),
-        None => Ok(StateUrl::of(folder.join("state"))),
+/// `--state` comes first, then the topology, then the folder beside it.
+fn state_url(global: &Global, declared: Option<&str>, folder: &Path) -> Result<StateUrl, Failure> {
+    match (&global.state, declared) {
+        (Some(text), _) => Ok(text.parse()?),
+        (None, Some(text)) => Ok(match text.parse()? {
+            StateUrl::Folder(root) => StateUrl::of(folder.join(root)),
+            bucket @ StateUrl::Bucket(_) => bucket,
+        }),
+        (None, None) => Ok(StateUrl::of(folder.join("state"))),
     }
 }
 

@@ -60,7 +60,11 @@ pub(crate) async fn run(
         by: by.clone(),
         command: job.command.to_owned(),
     };
-    let lock = match Lock::acquire(store, holder, clock, HEARTBEAT).await? {
+    if let Some(doubt) = Lock::look(store).await?.and_then(|held| held.doubt()) {
+        console.line(&doubt);
+    }
+    let interval = ambient::heartbeat().unwrap_or(HEARTBEAT);
+    let lock = match Lock::acquire(store, holder, clock, interval).await? {
         Acquired::Lock(lock) => lock,
         Acquired::Held(held) => return Err((*held).into()),
     };
@@ -163,7 +167,7 @@ fn identity(
         Some(genesis) => Ok((Some(session::keys_of(store, genesis, relay)?), None)),
         None => {
             let lineage = Lineage(random());
-            let identity = Identity::make(store, session::identity_variable().as_ref())?;
+            let identity = Identity::make(store, &lineage, session::identity_variable().as_ref())?;
             let first = First {
                 lineage,
                 operator: identity.operator(&lineage),

@@ -4,6 +4,7 @@ mod edit;
 mod history;
 mod push;
 mod repair;
+mod unlock;
 
 use stageline_core::id::Address;
 use stageline_core::render;
@@ -43,6 +44,8 @@ enum Command {
     Rollback(history::Rollback),
     /// Make a damaged state sound again, and say what is lost
     Repair(repair::Repair),
+    /// Take the lock away from a run that is stopped or hangs
+    Unlock(unlock::Unlock),
 }
 
 impl State {
@@ -60,7 +63,8 @@ impl State {
             | Command::Rm(_)
             | Command::Push(_)
             | Command::Rollback(_)
-            | Command::Repair(_) => {}
+            | Command::Repair(_)
+            | Command::Unlock(_) => {}
             Command::List if console.json => {
                 let list: Vec<String> = state
                     .existing()
@@ -115,6 +119,7 @@ impl State {
             Command::Push(command) => runtime.block_on(command.run(place, console)),
             Command::Rollback(command) => runtime.block_on(command.run(place, console)),
             Command::Repair(command) => runtime.block_on(command.run(place, console)),
+            Command::Unlock(command) => runtime.block_on(command.run(place, console)),
         };
         done.map(Some)
     }

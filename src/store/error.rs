@@ -10,6 +10,7 @@ use std::sync::Arc;
 use stageline_core::id::{Epoch, JournalNumber, PlanId};
 use stageline_core::journal::FORMAT;
 use stageline_core::state::FoldError;
+use stageline_core::unit::Timestamp;
 
 /// Why the store could not be used.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -19,6 +20,52 @@ pub enum StoreError {
     Scheme {
         /// Such as `s3`.
         scheme: String,
+    },
+    /// The URL is of a kind whose code this build was made without.
+    #[error(
+        "this build has no `{scheme}` state stores: it was made without the feature `cloud-state`"
+    )]
+    LeftOut {
+        /// Such as `s3`.
+        scheme: String,
+    },
+    /// No answer, or one that promises a better one later.
+    #[error("{place} cannot be reached (while {doing}): {what}")]
+    Unreachable {
+        /// The store.
+        place: String,
+        /// What was attempted.
+        doing: String,
+        /// Who was asked, and what came of it.
+        what: String,
+    },
+    /// Nothing to show who we are, or not enough.
+    #[error("{place} does not let us in (while {doing}): {what}")]
+    Credentials {
+        /// The store.
+        place: String,
+        /// What was attempted.
+        doing: String,
+        /// Who was asked, and what came of it.
+        what: String,
+    },
+    /// The bucket is not there.
+    #[error("there is no bucket for {place}: {what}")]
+    NoBucket {
+        /// The store.
+        place: String,
+        /// Who was asked, and what came of it.
+        what: String,
+    },
+    /// The request is not one that this server takes.
+    #[error("{place} refused the request (while {doing}): {what}")]
+    Rejected {
+        /// The store.
+        place: String,
+        /// What was attempted.
+        doing: String,
+        /// Who was asked, and what came of it.
+        what: String,
     },
     /// The URL is none.
     #[error("`{url}` is not a place for state: {why}")]
@@ -130,8 +177,25 @@ impl StoreError {
     /// What to do now.
     pub fn hint(&self) -> String {
         match self {
-            Self::Scheme { .. } => "use a folder: --state file://./state".to_owned(),
-            Self::Url { .. } => "give a folder such as file://./state or ./state".to_owned(),
+            Self::Scheme { .. } => {
+                "use a folder (file://./state) or a bucket (s3://, gs://, az://)".to_owned()
+            }
+            Self::Url { .. } => {
+                "give a folder such as ./state, or a bucket with a prefix such as s3://bucket/prefix".to_owned()
+            }
+            Self::LeftOut { .. } => {
+                "use a folder, or a stageline that was built with the feature (it is, unless left out)".to_owned()
+            }
+            Self::Unreachable { place, .. } => format!(
+                "look at the network, and at {}; then run the same command again: nothing is lost",
+                address_of(place)
+            ),
+            Self::Credentials { place, .. } => credentials_for(place).to_owned(),
+            Self::NoBucket { place, .. } => format!(
+                "create it, or correct the name in --state or `[state] url`; look also at {}",
+                address_of(place)
+            ),
+            Self::Rejected { place, .. } => format!("look at {}", address_of(place)),
             Self::NotAFolder { .. } => {
                 "move that file away, or name another folder with --state".to_owned()
             }
@@ -170,8 +234,12 @@ impl StoreError {
     /// Whether the same request may work a moment later without anyone doing anything.
     pub(super) fn may_pass(&self) -> bool {
         match self {
-            Self::Failed { .. } => true,
+            Self::Failed { .. } | Self::Unreachable { .. } => true,
             Self::Scheme { .. }
+            | Self::LeftOut { .. }
+            | Self::Credentials { .. }
+            | Self::NoBucket { .. }
+            | Self::Rejected { .. }
             | Self::Url { .. }
             | Self::NotAFolder { .. }
             | Self::ReadOnly { .. }
@@ -224,6 +292,36 @@ impl StoreError {
     }
 }
 
+/// What says where a bucket is reached.
+fn address_of(place: &str) -> &'static str {
+    match place.split_once("://") {
+        Some(("gs", _)) => "the endpoint (GOOGLE_BASE_URL, when set)",
+        Some(("az", _)) => {
+            "the account and the endpoint (AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT)"
+        }
+        Some(_) | None => "the region and the endpoint (AWS_REGION; AWS_ENDPOINT_URL, when set)",
+    }
+}
+
+/// Where credentials for a bucket come from.
+fn credentials_for(place: &str) -> &'static str {
+    match place.split_once("://") {
+        Some(("gs", _)) => {
+            "type `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's \
+             key file; the account needs to read, create, overwrite, delete and list objects there"
+        }
+        Some(("az", _)) => {
+            "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN, or \
+             AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET)"
+        }
+        Some(_) | None => {
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for a profile or a login type \
+             `eval \"$(aws configure export-credentials --format env)\"`); they need GetObject, PutObject, DeleteObject \
+             and ListBucket there"
+        }
+    }
+}
+
 /// The kind of the error that an error of the file system may be wrapped around.
 fn kind_of(error: &io::Error) -> io::ErrorKind {
     error
@@ -239,11 +337,17 @@ pub struct Rival {
     pub by: String,
     /// `apply`, `destroy`, ...
     pub command: String,
+    /// Since when, by the clock of its computer: for people.
+    pub since: Timestamp,
 }
 
 impl std::fmt::Display for Rival {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "`{}` by {}", self.command, self.by)
+        let Self { by, command, since } = self;
+        write!(
+            f,
+            "`{command}` by {by}, which began at {since:.0} (its clock)"
+        )
     }
 }
 
@@ -280,7 +384,8 @@ impl AppendError {
     pub fn hint(&self) -> String {
         match self {
             Self::Fenced { .. } => {
-                "nothing is lost: wait until the other run ends, then run `stageline plan` to see what is left to do"
+                "nothing is lost, and what this run had under way is in the other one's hands: when that has ended, type \
+                 `stageline plan` to see what is left to do"
                     .to_owned()
             }
             Self::InDoubt { cause, .. } => {
@@ -293,8 +398,8 @@ impl AppendError {
 
 fn describe(rival: Option<&Rival>) -> String {
     rival.map_or_else(
-        || "another run has begun and its entries are already in a snapshot".to_owned(),
-        |rival| format!("{rival} has begun"),
+        || "another run has gone on in its place".to_owned(),
+        |rival| format!("{rival}, goes on in its place"),
     )
 }
 
@@ -326,7 +431,7 @@ pub enum BeginError {
         why: &'static str,
     },
     /// A run has begun and not ended.
-    #[error("{rival} has begun (run {epoch}) and not ended")]
+    #[error("{rival} (run {epoch}), has not ended")]
     RunOpen {
         /// Which.
         epoch: Epoch,

@@ -2,11 +2,12 @@
 //!
 //! It is made together with the lineage and never again: a state without its identity is refused by whatever talks to
 //! agents, since a new one would be a stranger to them. Planning and destroying do not need it. It is never shown, and a
-//! key file that others can read is refused.
+//! key file that others can read is refused. It never goes into a bucket: a state that several computers share has its
+//! key in a file of each operator's own, named by the lineage.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use secrecy::zeroize::{Zeroize as _, Zeroizing};
@@ -46,6 +47,8 @@ pub enum IdentityError {
         place: String,
         /// Whose it is.
         operator: OperatorId,
+        /// Where its key belongs on this computer.
+        key: String,
     },
     /// It is another operator's.
     #[error(
@@ -61,9 +64,19 @@ pub enum IdentityError {
         /// The file or the variable.
         origin: String,
     },
-    /// A store that is no folder cannot keep a secret.
-    #[error("{place} is no folder that could keep a secret")]
+    /// A bucket keeps no secret, and the environment names no folder that could.
+    #[error(
+        "the identity for {place} has no place on this computer: neither HOME nor XDG_STATE_HOME is set"
+    )]
     NoFolder {
+        /// The store.
+        place: String,
+    },
+    /// It would be made where nobody finds it again.
+    #[error(
+        "the state in {place} is new and this is a CI job: the identity that it would make would end with the job"
+    )]
+    Passing {
         /// The store.
         place: String,
     },
@@ -81,10 +94,16 @@ impl IdentityError {
                 path.display()
             ),
             Self::Invalid { origin } => format!("bring back {origin} as stageline made it"),
-            Self::Missing { .. } | Self::Different { .. } => format!(
+            Self::Missing { key, .. } => format!(
+                "ask whoever made it for the key and keep it as {key} (mode 600), or set {VARIABLE} to its content; `plan` \
+                 and `destroy` work without it"
+            ),
+            Self::Different { .. } => format!(
                 "bring its {KEY_FILE} or set {VARIABLE}; `plan` and `destroy` work without it"
             ),
-            Self::NoFolder { .. } => format!("set {VARIABLE} to 64 random hexadecimal digits"),
+            Self::NoFolder { .. } | Self::Passing { .. } => format!(
+                "set {VARIABLE} to 64 random hexadecimal digits (`openssl rand -hex 32`), as a secret that you keep"
+            ),
             Self::Store(error) => error.hint(),
         }
     }
@@ -108,8 +127,17 @@ impl Identity {
     ) -> Result<Self, IdentityError> {
         let operator = genesis.operator;
         let place = store.place().to_owned();
-        let Some((identity, origin)) = Self::find(store, variable)? else {
-            return Err(IdentityError::Missing { place, operator });
+        let lineage = &genesis.lineage;
+        let Some((identity, origin)) = Self::find(store, lineage, variable)? else {
+            let key = key_file(store, lineage).map_or_else(
+                || format!("{KEY_FILE} in the state's folder"),
+                |path| path.display().to_string(),
+            );
+            return Err(IdentityError::Missing {
+                place,
+                operator,
+                key,
+            });
         };
         let found = identity.operator(&genesis.lineage);
         if found == operator {
@@ -129,22 +157,30 @@ impl Identity {
     ///
     /// # Errors
     /// [`IdentityError`] when it cannot be kept, or when the one that is there cannot be used.
-    pub fn make(store: &Store, variable: Option<&SecretString>) -> Result<Self, IdentityError> {
-        if let Some((found, _)) = Self::find(store, variable)? {
+    pub fn make(
+        store: &Store,
+        lineage: &Lineage,
+        variable: Option<&SecretString>,
+    ) -> Result<Self, IdentityError> {
+        if let Some((found, _)) = Self::find(store, lineage, variable)? {
             return Ok(found);
         }
         let place = || store.place().to_owned();
-        let folder = store
-            .folder()
-            .ok_or_else(|| IdentityError::NoFolder { place: place() })?;
         if store.mode == Mode::Read {
             return Err(StoreError::OpenedToRead { place: place() }.into());
         }
+        if store.is_remote() && store.around.is_ci() {
+            return Err(IdentityError::Passing { place: place() });
+        }
+        let path =
+            key_file(store, lineage).ok_or_else(|| IdentityError::NoFolder { place: place() })?;
         let secret = Zeroizing::new(crate::ambient::random::<32>());
-        keep(folder, &secret)
-            .map_err(|error| StoreError::of_io(store.place(), "writing the identity", &error))?;
+        keep(&path, &secret).map_err(|error| {
+            let place = path.display().to_string();
+            StoreError::of_io(&place, "writing the identity", &error)
+        })?;
         // Another process may have been faster: theirs is the one.
-        match Self::find(store, variable)? {
+        match Self::find(store, lineage, variable)? {
             Some((found, _)) => Ok(found),
             None => Err(super::failed(store.place(), "writing the identity", &"it is gone").into()),
         }
@@ -152,21 +188,23 @@ impl Identity {
 
     fn find(
         store: &Store,
+        lineage: &Lineage,
         variable: Option<&SecretString>,
     ) -> Result<Option<(Self, String)>, IdentityError> {
         if let Some(text) = variable {
             let found = Self::parse(text.expose_secret(), VARIABLE)?;
             return Ok(Some((found, VARIABLE.to_owned())));
         }
-        let Some(folder) = store.folder() else {
-            return Ok(None);
-        };
-        let path = folder.join(KEY_FILE);
-        let Some(text) = read_key(&path, store.place())? else {
-            return Ok(None);
-        };
-        let origin = path.display().to_string();
-        Ok(Some((Self::parse(&text, &origin)?, origin)))
+        let beside = store.around.folder_beside().filter(|_| store.is_remote());
+        let beside = beside.map(|folder| folder.join(KEY_FILE));
+        for path in key_file(store, lineage).into_iter().chain(beside) {
+            let Some(text) = read_key(&path, store.place())? else {
+                continue;
+            };
+            let origin = path.display().to_string();
+            return Ok(Some((Self::parse(&text, &origin)?, origin)));
+        }
+        Ok(None)
     }
 
     fn parse(text: &str, origin: &str) -> Result<Self, IdentityError> {
@@ -204,6 +242,18 @@ impl Identity {
     }
 }
 
+/// Where the key of a state is kept on this computer.
+fn key_file(store: &Store, lineage: &Lineage) -> Option<PathBuf> {
+    match store.folder() {
+        Some(folder) => Some(folder.join(KEY_FILE)),
+        None if store.is_remote() => {
+            let keys = store.around.keys()?;
+            Some(keys.join(format!("{lineage}.key")))
+        }
+        None => None,
+    }
+}
+
 fn read_key(path: &Path, place: &str) -> Result<Option<Zeroizing<String>>, IdentityError> {
     let failed = |error: io::Error| StoreError::of_io(place, "reading the identity", &error);
     let file = match File::open(path) {
@@ -230,7 +280,12 @@ fn read_key(path: &Path, place: &str) -> Result<Option<Zeroizing<String>>, Ident
 }
 
 /// Makes the key file whole or not at all, and never over one that is there.
-fn keep(folder: &Path, secret: &[u8; 32]) -> io::Result<()> {
+fn keep(path: &Path, secret: &[u8; 32]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
     let mut text = Zeroizing::new(String::with_capacity(65));
     for byte in secret {
         for digit in [byte >> 4, byte & 15] {
@@ -250,7 +305,7 @@ fn keep(folder: &Path, secret: &[u8; 32]) -> io::Result<()> {
             file.write_all(text.as_bytes())?;
             file.sync_all()
         })
-        .and_then(|()| match fs::hard_link(&staged, folder.join(KEY_FILE)) {
+        .and_then(|()| match fs::hard_link(&staged, path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,
         });

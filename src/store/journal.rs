@@ -340,8 +340,9 @@ fn admit_plan(state: &State, plan: PlanId, resume: bool) -> Result<(), BeginErro
     Ok(())
 }
 
-fn rival(run: &Run) -> Rival {
+pub(super) fn rival(run: &Run) -> Rival {
     Rival {
+        since: run.at,
         by: run.by.clone(),
         command: run.command.clone(),
     }

@@ -2,7 +2,6 @@
 
 use futures::StreamExt;
 use futures::TryStreamExt;
-use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use stageline_core::id::{Fingerprint, JournalNumber};
 use stageline_core::journal::{Entry, EntryError};
@@ -157,13 +156,12 @@ impl Store {
     /// A run writes its readable copy after its entries: where that is, entries were.
     async fn nothing_was_lost(&self) -> Result<(), StoreError> {
         let readable = Path::from(READABLE);
-        match self.objects.head(&readable).await {
-            Ok(_) => Err(self.corrupt(
+        match self.head(&readable).await? {
+            Some(_) => Err(self.corrupt(
                 &Path::from(JOURNAL),
                 format!("it is missing with all its entries, but {READABLE} is there"),
             )),
-            Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.error("looking for a readable copy", &error)),
+            None => Ok(()),
         }
     }
 

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use object_store::ObjectStoreExt;
 use object_store::PutMode;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
@@ -24,6 +23,9 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// So many intervals without a new heartbeat mean that the holder is dead or asleep.
 const SILENT_INTERVALS: u32 = 3;
+
+/// How long giving it back may take.
+const GIVE_BACK: Duration = Duration::from_secs(2);
 
 /// How often a lock that changes hands under our eyes is looked at again.
 const LOOKS_MAX: u32 = 8;
@@ -76,12 +78,19 @@ impl LockInfo {
     pub fn hint(&self) -> String {
         let process = &self.holder.process;
         format!(
-            "wait until it ends; to end it, type `kill {}` on {}. If it is dead, run this again: its lock lapses within \
-             {} s",
-            process.pid,
-            process.host,
-            HEARTBEAT.as_secs() * u64::from(SILENT_INTERVALS)
+            "wait until it ends; to end it, type `kill {}` on {}. A dead one is noticed by itself; where it is stopped or \
+             hangs, type `stageline state unlock`, and it can do no harm any more",
+            process.pid, process.host
         )
+    }
+
+    /// What to say when it takes a while to find out whether it lives; none when that is known at once.
+    pub fn doubt(&self) -> Option<String> {
+        let silent = HEARTBEAT.as_secs() * u64::from(SILENT_INTERVALS);
+        match self.holder.process.is_alive() {
+            Alive::Unknown => Some(format!("{self}; whether it lives shows within {silent} s")),
+            Alive::Yes | Alive::No => None,
+        }
     }
 }
 
@@ -89,7 +98,7 @@ impl LockInfo {
 #[derive(Debug)]
 pub enum Acquired {
     /// It is ours.
-    Lock(Lock),
+    Lock(Box<Lock>),
     /// Somebody is at work.
     Held(Box<LockInfo>),
 }
@@ -127,7 +136,9 @@ impl Lock {
         };
         for _ in 0..LOOKS_MAX {
             if store.put(&path(), info.encode(), PutMode::Create).await? {
-                return Ok(Acquired::Lock(Self::held(store, info, clock, interval)));
+                return Ok(Acquired::Lock(Box::new(Self::held(
+                    store, info, clock, interval,
+                ))));
             }
             match judge(store, clock, interval).await? {
                 Judged::Gone => {}
@@ -138,7 +149,9 @@ impl Lock {
                         .await?;
                     // Two may have judged so at once; the later of them has it.
                     if store.is_ours(&info.holder).await? {
-                        return Ok(Acquired::Lock(Self::held(store, info, clock, interval)));
+                        return Ok(Acquired::Lock(Box::new(Self::held(
+                            store, info, clock, interval,
+                        ))));
                     }
                 }
             }
@@ -158,6 +171,23 @@ impl Lock {
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
+    /// Takes the lock away, whoever has it. That stops nobody: a run that lives ends when the next one begins.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store does not answer.
+    pub async fn take_away(store: &Store) -> Result<(), StoreError> {
+        store.must_write()?;
+        store.remove(&path(), "taking the lock away").await
+    }
+
+    /// Whether there is one, also one that cannot be read.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store does not answer.
+    pub async fn is_there(store: &Store) -> Result<bool, StoreError> {
+        Ok(store.head(&path()).await?.is_some())
+    }
+
     fn held(store: &Store, info: LockInfo, clock: &SharedClock, interval: Duration) -> Self {
         let stop = CancellationToken::new();
         let holder = info.holder.clone();
@@ -174,7 +204,9 @@ impl Lock {
     pub async fn release(mut self) {
         self.stop.cancel();
         if let Some(heart) = self.heart.take() {
-            give_back(self.store.clone(), self.holder.clone(), heart).await;
+            let given = give_back(self.store.clone(), self.holder.clone(), heart);
+            // On a dead line it lapses by itself, and nobody who interrupts a run waits for it.
+            drop(tokio::time::timeout(GIVE_BACK, given).await);
         }
     }
 }
@@ -269,6 +301,6 @@ async fn give_back(store: Store, holder: Holder, heart: JoinHandle<()>) {
     drop(heart.await);
     if matches!(store.is_ours(&holder).await, Ok(true)) {
         // It lapses by itself.
-        drop(store.objects.delete(&path()).await);
+        drop(store.remove(&path(), "giving the lock back").await);
     }
 }

@@ -5,21 +5,17 @@
 //! had not been used and cleaned away before.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
+use object_store::PutMode;
 use object_store::path::Path;
-use object_store::{PutMode, PutOptions, PutPayload};
 use stageline_core::id::{JournalNumber, Nonce, WriterId};
 use stageline_core::journal::{Entry, Record};
 
-use super::{AppendError, ENTRY_MAX, JOURNAL, Rival, SNAPSHOT, Store, StoreError, numbered};
+use super::{
+    AppendError, ENTRY_MAX, JOURNAL, Pauser, Rival, SNAPSHOT, Store, StoreError, numbered,
+};
 use crate::ambient::{SharedClock, crash_point};
-
-/// How often the same bytes are offered under the same number: about 1.5 s with the pauses in between.
-const TRIES_MAX: u32 = 6;
-/// The first pause; each is twice the one before.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// An entry that is ready to be put.
 pub(super) struct Offered {
@@ -49,12 +45,10 @@ impl Store {
         };
         self.must_write().map_err(doubt)?;
         let path = numbered(JOURNAL, offered.n);
-        let mut pause = PAUSE;
-        for last in (0..TRIES_MAX).rev() {
-            let payload = PutPayload::from_bytes(offered.bytes.clone());
-            let options = PutOptions::from(PutMode::Create);
+        let mut pauser = Pauser::new(self.patience.entry, clock);
+        loop {
             crash_point("a journal entry, not yet written");
-            let put = self.objects.put_opts(&path, payload, options).await;
+            let put = self.put_once(&path, &offered.bytes, PutMode::Create).await;
             crash_point("a journal entry, just written");
             let Err(error) = put else {
                 return self.not_cleaned_away(offered.n, clock).await;
@@ -62,22 +56,23 @@ impl Store {
             match self.standing(offered, &path, clock).await.map_err(doubt)? {
                 Standing::Ours => return self.not_cleaned_away(offered.n, clock).await,
                 Standing::Foreign(entry) => {
+                    let rival = match rival(&entry) {
+                        Some(rival) => Some(rival),
+                        None => self.at_work().await,
+                    };
                     return Err(AppendError::Fenced {
                         n: offered.n,
-                        rival: rival(&entry),
+                        rival,
                     });
                 }
                 Standing::Absent => {
                     let cause = self.error(&format!("writing {path}"), &error);
-                    if last == 0 || !cause.may_pass() {
+                    if !cause.may_pass() || !pauser.once_more(clock).await {
                         return Err(doubt(cause));
                     }
-                    clock.sleep(pause).await;
-                    pause *= 2;
                 }
             }
         }
-        unreachable!("the last try returns")
     }
 
     /// Rule 4.
@@ -87,7 +82,7 @@ impl Store {
         path: &Path,
         clock: &SharedClock,
     ) -> Result<Standing, StoreError> {
-        let Some(bytes) = patiently(clock, || self.get(path, ENTRY_MAX)).await? else {
+        let Some(bytes) = self.patiently(clock, || self.get(path, ENTRY_MAX)).await? else {
             return Ok(Standing::Absent);
         };
         let entry = Entry::decode(&bytes).map_err(|error| self.unreadable(path, error))?;
@@ -105,37 +100,57 @@ impl Store {
         clock: &SharedClock,
     ) -> Result<(), AppendError> {
         let below = JournalNumber(n.0.saturating_sub(1));
-        let found = patiently(clock, || self.numbers(SNAPSHOT, below)).await;
+        let found = self
+            .patiently(clock, || self.numbers(SNAPSHOT, below))
+            .await;
         match found {
             Ok(snapshots) if snapshots.is_empty() => Ok(()),
-            Ok(_) => Err(AppendError::Fenced { n, rival: None }),
+            Ok(_) => Err(AppendError::Fenced {
+                n,
+                rival: self.at_work().await,
+            }),
             Err(cause) => Err(AppendError::InDoubt {
                 n,
                 cause: Arc::new(cause),
             }),
         }
     }
-}
 
-/// Reads may be repeated freely.
-async fn patiently<T, F>(clock: &SharedClock, read: impl Fn() -> F) -> Result<T, StoreError>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    let mut pause = PAUSE;
-    for _ in 1..TRIES_MAX {
-        match read().await {
-            Err(error) if error.may_pass() => clock.sleep(pause).await,
-            done => return done,
-        }
-        pause *= 2;
+    /// Whose run is the last one, as far as that can be read.
+    async fn at_work(&self) -> Option<Rival> {
+        let loaded = self.read().await.ok()?;
+        loaded.state.run.as_ref().map(super::journal::rival)
     }
-    read().await
+
+    /// Reads may be repeated freely, and a run that has written something does not give up quickly.
+    async fn patiently<T, F>(
+        &self,
+        clock: &SharedClock,
+        read: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let mut pauser = Pauser::new(self.patience.entry, clock);
+        loop {
+            match read().await {
+                Err(error) if error.may_pass() => {
+                    if !pauser.once_more(clock).await {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
 }
 
 fn rival(entry: &Entry) -> Option<Rival> {
     entry.records.iter().find_map(|record| match record {
-        Record::Begin { command, by, .. } => Some(Rival {
+        Record::Begin {
+            command, by, at, ..
+        } => Some(Rival {
+            since: *at,
             by: by.clone(),
             command: command.clone(),
         }),

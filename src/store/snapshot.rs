@@ -4,7 +4,7 @@
 //! whole. The newest snapshot is never removed: it also proves to a late writer that its number was used.
 
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::PutMode;
 use serde::{Deserialize, Serialize};
 use stageline_core::id::{Fingerprint, JournalNumber};
@@ -102,11 +102,15 @@ impl Store {
             .objects
             .delete_stream(futures::stream::iter(needless).boxed());
         let mut failure = None;
-        while let Some(result) = removed.next().await {
-            match result {
+        loop {
+            match self.timely(0, removed.try_next()).await {
                 // Somebody else cleans, too.
-                Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => failure = Some(error),
+                Ok(Some(_)) | Err(object_store::Error::NotFound { .. }) => {}
+                Ok(None) => break,
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
             }
         }
         failure.map_or(Ok(()), |error| {

@@ -33,7 +33,9 @@ use stageline::provider::sim::{
 };
 use stageline::provider::{Blind, Boot, CreateRequest, Machine, Provider, Released, Traits};
 use stageline::store::testing::{Fate, FaultyStore, Gate, Request, Verb as Asked};
-use stageline::store::{self, Begin, First, Journal, Store, Writer};
+use stageline::store::{
+    self, Begin, First, Journal, StateUrl, Store, StoreError, Surroundings, Writer,
+};
 use tokio_util::sync::CancellationToken;
 
 /// Two machines, a pipeline over both, a way in.
@@ -106,7 +108,36 @@ pub(crate) struct World {
     pub clock: FakeClock,
     pub sim: sim::World,
     pub objects: Arc<dyn ObjectStore>,
+    /// Where the state is instead, when it is not in memory.
+    elsewhere: Option<Elsewhere>,
     processes: Cell<u8>,
+}
+
+/// A state behind a real line. Our clock cannot know when that is idle, so it is told.
+pub(crate) struct Elsewhere {
+    pub url: StateUrl,
+    pub around: Surroundings,
+    /// Whether no request is under way.
+    pub idle: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Elsewhere {
+    async fn open(&self, mode: store::Mode) -> Result<Store, StoreError> {
+        Store::open_in(&self.url, &name("test"), None, mode, self.around.clone()).await
+    }
+
+    /// Moves the clock on whenever nothing else can happen.
+    async fn pass_time(&self, clock: &FakeClock) -> ! {
+        let mut idle = 0;
+        loop {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            idle = if (self.idle)() { idle + 1 } else { 0 };
+            if idle > 4 {
+                clock.advance_to_next();
+                idle = 0;
+            }
+        }
+    }
 }
 
 /// What is asked of the tool.
@@ -178,13 +209,27 @@ impl World {
     }
 
     pub fn with(account: AccountSpec) -> Self {
-        let clock = FakeClock::auto("2026-01-02T03:04:05Z".parse().expect("a time"));
+        Self::of(account, None)
+    }
+
+    /// The same with its state behind a real line.
+    pub fn elsewhere(elsewhere: Elsewhere) -> Self {
+        Self::of(AccountSpec::new(vec![shape("a", PRICE)]), Some(elsewhere))
+    }
+
+    fn of(account: AccountSpec, elsewhere: Option<Elsewhere>) -> Self {
+        let start = "2026-01-02T03:04:05Z".parse().expect("a time");
+        let clock = match elsewhere {
+            Some(_) => FakeClock::manual(start),
+            None => FakeClock::auto(start),
+        };
         let sim = sim::World::new(Arc::new(clock.clone()));
         sim.account(&here(), account);
         Self {
             clock,
             sim,
             objects: Arc::new(InMemory::new()),
+            elsewhere,
             processes: Cell::new(0),
         }
     }
@@ -196,6 +241,18 @@ impl World {
 
     /// Runs something as a process of its own: all that it left running ends with it.
     pub fn process<T>(&self, work: impl Future<Output = T>) -> T {
+        if let Some(elsewhere) = &self.elsewhere {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            return runtime.block_on(async {
+                tokio::select! {
+                    done = work => done,
+                    never = elsewhere.pass_time(&self.clock) => never,
+                }
+            });
+        }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -240,6 +297,10 @@ impl World {
     }
 
     pub async fn store(&self, tool: &Tool) -> Result<Store, Refusal> {
+        if let Some(elsewhere) = &self.elsewhere {
+            let opened = elsewhere.open(store::Mode::Write).await;
+            return opened.map_err(|error| Refusal(error.to_string()));
+        }
         let (crash, script) = (tool.crash.clone(), tool.script.clone());
         let faulty = FaultyStore::new(self.objects.clone(), move |request| {
             let fate = script(request);
@@ -423,7 +484,10 @@ impl World {
     /// What is recorded.
     pub fn state(&self) -> State {
         self.process(async {
-            let store = Store::on(self.objects.clone(), "test", store::Mode::Read).await;
+            let store = match &self.elsewhere {
+                Some(elsewhere) => elsewhere.open(store::Mode::Read).await,
+                None => Store::on(self.objects.clone(), "test", store::Mode::Read).await,
+            };
             let loaded = store.expect("opened").read().await;
             loaded.expect("what a kill leaves can be read").state
         })

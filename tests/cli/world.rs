@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take before the test fails: long, for a computer that does much else.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two machines, a stub pipeline over them, an exposure on a free port.
-pub(super) const STUB: &str = r#"
+pub(crate) const STUB: &str = r#"
 version = 1
 name = "demo"
 
@@ -45,21 +45,21 @@ listen = "127.0.0.1:0"
 "#;
 
 /// One user on one computer.
-pub(super) struct World {
+pub(crate) struct World {
     dir: tempfile::TempDir,
     env: BTreeMap<String, String>,
 }
 
 impl World {
     /// A folder with this topology.
-    pub(super) fn new(topology: &str) -> Self {
+    pub(crate) fn new(topology: &str) -> Self {
         let world = Self::empty();
         world.write("topology.toml", topology);
         world
     }
 
     /// A folder with nothing in it.
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         let dir = tempfile::Builder::new()
             .prefix("stageline-cli-")
             .tempdir()
@@ -71,39 +71,39 @@ impl World {
     }
 
     /// A variable of the environment from now on.
-    pub(super) fn set(&mut self, name: &str, value: &str) {
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.env.insert(name.to_owned(), value.to_owned());
     }
 
     /// The folder, without links, as processes carry it.
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().canonicalize().expect("it is there")
     }
 
-    pub(super) fn join(&self, path: &str) -> PathBuf {
+    pub(crate) fn join(&self, path: &str) -> PathBuf {
         self.dir.path().join(path)
     }
 
-    pub(super) fn write(&self, path: &str, text: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, path: &str, text: impl AsRef<[u8]>) {
         let path = self.join(path);
         let folder = path.parent().expect("below the folder");
         std::fs::create_dir_all(folder).expect("made");
         std::fs::write(path, text).expect("written");
     }
 
-    pub(super) fn read(&self, path: &str) -> String {
+    pub(crate) fn read(&self, path: &str) -> String {
         std::fs::read_to_string(self.join(path)).expect("readable")
     }
 
     /// The topology with one text in the place of another, which must be there.
-    pub(super) fn edit(&self, from: &str, to: &str) {
+    pub(crate) fn edit(&self, from: &str, to: &str) {
         let before = self.read("topology.toml");
         assert!(before.contains(from), "no `{from}` in the topology");
         self.write("topology.toml", before.replace(from, to));
     }
 
     /// The binary with nothing of our own environment.
-    pub(super) fn command<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Command {
+    pub(crate) fn command<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stageline"));
         command
             .args(args)
@@ -119,12 +119,12 @@ impl World {
     }
 
     /// Runs a command line, split at spaces.
-    pub(super) fn run(&self, line: &str) -> Ran {
+    pub(crate) fn run(&self, line: &str) -> Ran {
         self.run_args(line.split_ascii_whitespace())
     }
 
     /// Runs the binary with these arguments.
-    pub(super) fn run_args<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Ran {
+    pub(crate) fn run_args<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Ran {
         let mut command = self.command(args);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let line = format!("{:?}", command.get_args().collect::<Vec<_>>());
@@ -133,21 +133,21 @@ impl World {
     }
 
     /// Starts the binary and returns at once.
-    pub(super) fn start(&self, line: &str) -> Child {
+    pub(crate) fn start(&self, line: &str) -> Child {
         let mut command = self.command(line.split_ascii_whitespace());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("the binary is there")
     }
 
     /// `apply`, unasked, and well.
-    pub(super) fn apply(&self) -> Ran {
+    pub(crate) fn apply(&self) -> Ran {
         let ran = self.run("apply --auto-approve");
         ran.exits(0);
         ran
     }
 
     /// `destroy`, unasked, and well; nothing is left then.
-    pub(super) fn destroy(&self) -> Ran {
+    pub(crate) fn destroy(&self) -> Ran {
         let ran = self.run("destroy --auto-approve");
         ran.exits(0);
         ran.says("0 left at providers");
@@ -156,7 +156,7 @@ impl World {
     }
 
     /// The folders of all machines, by name.
-    pub(super) fn machines(&self) -> Vec<PathBuf> {
+    pub(crate) fn machines(&self) -> Vec<PathBuf> {
         let mut machines = Vec::new();
         for state in folders(&self.join("state")) {
             machines.extend(folders(&state.join("machines")));
@@ -166,13 +166,13 @@ impl World {
     }
 
     /// The processes of all machines, agents and workers, each with its arguments.
-    pub(super) fn processes(&self) -> BTreeMap<i32, String> {
+    pub(crate) fn processes(&self) -> BTreeMap<i32, String> {
         let below = format!("STAGELINE_MACHINE_DIR={}/", self.path().display());
         carriers(|variable| variable.starts_with(below.as_bytes()))
     }
 
     /// The processes of one machine that were started with this in their arguments.
-    pub(super) fn processes_of(&self, machine: &Path, program: &str) -> Vec<i32> {
+    pub(crate) fn processes_of(&self, machine: &Path, program: &str) -> Vec<i32> {
         let machine = machine.canonicalize().expect("it is there");
         let marker = format!("STAGELINE_MACHINE_DIR={}", machine.display());
         let all = carriers(|variable| variable == marker.as_bytes());
@@ -181,19 +181,19 @@ impl World {
     }
 
     /// Neither a machine's folder nor a process of one.
-    pub(super) fn is_clean(&self) {
+    pub(crate) fn is_clean(&self) {
         let (machines, processes) = (self.machines(), self.processes());
         assert!(machines.is_empty(), "left: {machines:?}");
         assert!(processes.is_empty(), "left: {processes:?}");
     }
 
     /// Recorded machines and machines that are there are the same.
-    pub(super) fn agrees(&self) {
+    pub(crate) fn agrees(&self) {
         self.agrees_with("");
     }
 
     /// The same for a state that has to be named.
-    pub(super) fn agrees_with(&self, options: &str) {
+    pub(crate) fn agrees_with(&self, options: &str) {
         let ran = self.run(&format!("leases --json {options}"));
         ran.exits(0);
         let lines: Vec<serde_json::Value> = serde_json::from_str(&ran.out).expect("JSON");
@@ -211,7 +211,7 @@ impl World {
     }
 
     /// Every file below the folder, with its bytes.
-    pub(super) fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+    pub(crate) fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut files = BTreeMap::new();
         let mut open = vec![self.dir.path().to_owned()];
         while let Some(folder) = open.pop() {
@@ -273,18 +273,25 @@ fn carriers(wanted: impl Fn(&[u8]) -> bool) -> BTreeMap<i32, String> {
 }
 
 /// Sends a signal; gone is done.
-pub(super) fn kill(pid: i32, signal: Signal) {
+pub(crate) fn kill(pid: i32, signal: Signal) {
     // It may have ended by itself.
     let _ = kill_process(Pid::from_raw(pid).expect("a number"), signal);
 }
 
+/// Whether a process is stopped, as by SIGSTOP.
+pub(crate) fn stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')')
+        .is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+}
+
 /// Between two looks.
-pub(super) fn pause() {
+pub(crate) fn pause() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
 /// Looks until there is something to see.
-pub(super) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(seen) = look() {
@@ -296,7 +303,7 @@ pub(super) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Waits for a child and takes what it printed; one that hangs is ended, and the test with it.
-pub(super) fn finish(mut child: Child) -> Output {
+pub(crate) fn finish(mut child: Child) -> Output {
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let out = std::thread::spawn(|| drain(out));
     let err = std::thread::spawn(|| drain(err));
@@ -328,15 +335,15 @@ fn drain(pipe: Option<impl std::io::Read>) -> Vec<u8> {
 }
 
 /// What a command did.
-pub(super) struct Ran {
+pub(crate) struct Ran {
     line: String,
-    pub(super) code: Option<i32>,
-    pub(super) out: String,
-    pub(super) err: String,
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Ran {
-    pub(super) fn of(line: String, output: Output) -> Self {
+    pub(crate) fn of(line: String, output: Output) -> Self {
         Self {
             line,
             code: output.status.code(),
@@ -347,7 +354,7 @@ impl Ran {
 
     /// It ended with this code, and no fault of ours was admitted.
     #[track_caller]
-    pub(super) fn exits(&self, code: i32) -> &Self {
+    pub(crate) fn exits(&self, code: i32) -> &Self {
         assert_eq!(self.code, Some(code), "{self}");
         for text in [&self.out, &self.err] {
             let fault = ["panicked", "please report", "this is a bug"]
@@ -360,7 +367,7 @@ impl Ran {
 
     /// It said this, on either stream, however it was broken into lines.
     #[track_caller]
-    pub(super) fn says(&self, text: &str) -> &Self {
+    pub(crate) fn says(&self, text: &str) -> &Self {
         let all = self.words();
         assert!(all.contains(&words(text)), "no `{text}` in:\n{self}");
         self
@@ -368,14 +375,14 @@ impl Ran {
 
     /// It said nothing like this.
     #[track_caller]
-    pub(super) fn says_not(&self, text: &str) -> &Self {
+    pub(crate) fn says_not(&self, text: &str) -> &Self {
         assert!(!self.words().contains(&words(text)), "`{text}` in:\n{self}");
         self
     }
 
     /// Its data as JSON.
     #[track_caller]
-    pub(super) fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         match serde_json::from_str(&self.out) {
             Ok(value) => value,
             Err(error) => panic!("no JSON ({error}):\n{self}"),

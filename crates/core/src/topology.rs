@@ -48,6 +48,10 @@ pub struct Topology {
     pub name: Name,
     /// Caps, checked while planning and before each launch.
     pub limits: Limits,
+    /// Where its state is kept, as written; none is the default. Not part of the digest: a state that has moved is the
+    /// same state.
+    #[serde(skip_serializing)]
+    pub state: Option<String>,
     /// Relay of the data plane; none means iroh's public ones (none for `local`).
     pub relay: Option<Relay>,
     /// Who sells leases.

@@ -219,7 +219,7 @@ async fn rule_5_a_number_that_was_used_and_cleaned_away_is_not_used_again() {
     gate.open();
     let error = late.await.expect("no panic");
     assert!(
-        matches!(error, Err(AppendError::Fenced { rival: None, .. })),
+        matches!(error, Err(AppendError::Fenced { rival: Some(_), .. })),
         "{error:?}"
     );
     // The void entry stands in the journal, and nobody takes it for one.

@@ -34,17 +34,40 @@ fn urls_name_folders_and_other_schemes_are_told() {
     for text in ["state", "./state", "file://./state", "file:///var/state"] {
         text.parse::<StateUrl>().expect(text);
     }
-    for text in ["s3://bucket/prefix", "gs://b", "az://c"] {
-        let error = text.parse::<StateUrl>().expect_err(text);
-        let scheme = text.split(':').next().expect("a scheme");
-        assert!(error.to_string().contains(scheme), "{error}");
+    for (text, shown) in [
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ("gs://b", "gs://b"),
+        ("az://c/d", "az://c/d"),
+    ] {
+        let url = text.parse::<StateUrl>().expect(text);
+        assert!(url.is_shared() && url.root().is_none());
+        assert_eq!(url.to_string(), shown);
     }
-    assert!("file://".parse::<StateUrl>().is_err());
-    let url = StateUrl::of("state".into());
-    let plain = url.folder(&name("demo"), None);
-    let other = url.folder(&name("demo"), Some(&name("test")));
-    assert_eq!(plain, FilePath::new("state/demo"));
-    assert_eq!(other, FilePath::new("state/demo.test"));
+    let error = "ftp://host/x".parse::<StateUrl>().expect_err("unknown");
+    assert!(error.to_string().contains("`ftp`"), "{error}");
+    for text in [
+        "file://",
+        "",
+        "s3://",
+        "s3:///x",
+        "s3://b/a//b",
+        "s3://b/../c",
+        "s3://b/a b",
+    ] {
+        text.parse::<StateUrl>().expect_err(text);
+    }
+    assert_eq!(folder_name(&name("demo"), None), "demo");
+    assert_eq!(folder_name(&name("demo"), Some(&name("test"))), "demo.test");
+}
+
+#[test]
+fn a_secret_in_a_url_is_refused_and_not_repeated() {
+    for text in ["s3://user:hunter22@bucket/x", "az://c/x?sig=hunter22"] {
+        let error = text.parse::<StateUrl>().expect_err(text);
+        let shown = format!("{error} {error:?} {}", error.hint());
+        assert!(!shown.contains("hunter22"), "{shown}");
+        assert!(shown.contains("environment"), "{shown}");
+    }
 }
 
 #[test]

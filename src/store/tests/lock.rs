@@ -49,7 +49,7 @@ async fn overwrite(objects: &Arc<dyn ObjectStore>, bytes: Vec<u8>) {
 
 async fn get(store: &Store, holder: Holder) -> Lock {
     match acquire(store, holder).await {
-        Acquired::Lock(lock) => lock,
+        Acquired::Lock(lock) => *lock,
         Acquired::Held(info) => panic!("held: {info}"),
     }
 }

@@ -32,6 +32,12 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     let name = fields.read("name", convert::own_name);
     let scope = scope(root);
     let limits = limits(&fields);
+    let state = match fields.get("state") {
+        Some(field) => {
+            inside(&fields, field, "state").and_then(|state| state.read("url", convert::state_url))
+        }
+        None => None,
+    };
     let relay = match fields.get("relay") {
         Some(field) => inside(&fields, field, "relay").as_ref().and_then(relay),
         None => None,
@@ -50,6 +56,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     Some(Topology {
         name: name?,
         limits,
+        state,
         relay,
         providers,
         offers,

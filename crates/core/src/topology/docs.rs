@@ -53,6 +53,7 @@ pub(super) fn tables_in(kind: &Kind) -> Vec<(&'static str, &'static TableDef)> {
         | Kind::Duration
         | Kind::File
         | Kind::Url
+        | Kind::StateUrl
         | Kind::Sha256
         | Kind::Secret
         | Kind::Argv
@@ -88,6 +89,7 @@ pub(super) fn kind_text(kind: &Kind) -> String {
         Kind::Duration => "a duration such as \"90s\", \"20m\", \"1h30m\", \"3d\"; 1s to ten years".to_owned(),
         Kind::File => "a path".to_owned(),
         Kind::Url => "a URL, https:// or http://, without a password in it".to_owned(),
+        Kind::StateUrl => "a folder, or s3://, gs:// or az:// with a bucket and a prefix".to_owned(),
         Kind::Sha256 => "64 hexadecimal digits".to_owned(),
         Kind::Secret => "a secret by reference: `{ env = \"NAME\" }`, `{ file = \"path\" }` or `{ command = [\"program\"] }`".to_owned(),
         Kind::Argv => "a list of strings: a program and its arguments".to_owned(),

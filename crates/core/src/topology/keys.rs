@@ -89,6 +89,8 @@ pub(super) enum Kind {
     File,
     /// `http://` or `https://`, without credentials.
     Url,
+    /// A place for state: a folder or a bucket, without credentials.
+    StateUrl,
     /// 64 hexadecimal digits.
     Sha256,
     /// A secret by reference.
@@ -172,6 +174,14 @@ pub(super) static ROOT: TableDef = TableDef {
             kind: Kind::Table(&LIMITS),
             doc: "Caps on money and machines, checked while planning and again before each launch.",
             example: "{ max_price_per_hour = 2.50 }",
+            ..KEY
+        },
+        Key {
+            name: "state",
+            kind: Kind::Table(&STATE),
+            need: Need::Optional("the folder `state` beside the file"),
+            doc: "Where the recorded state of this topology is kept.",
+            example: "{ url = \"s3://bucket/prefix\" }",
             ..KEY
         },
         Key {
@@ -327,6 +337,20 @@ static LIMITS: TableDef = TableDef {
 
 /// Most machines of one lease table, and of all of them: ten times the largest topology that is measured.
 pub(super) const COUNT_MAX: u32 = 100_000;
+
+static STATE: TableDef = TableDef {
+    doc: "Where the recorded state is kept. `--state` on the command line comes before it.",
+    keys: &[Key {
+        name: "url",
+        kind: Kind::StateUrl,
+        need: Need::Default("file://./state"),
+        change: Change::Words("moves nothing by itself: `state push` carries the state over"),
+        doc: "A folder, relative to the file, or a bucket: `s3://`, `gs://` or `az://`, then the bucket or container, then a \
+              prefix. Credentials come from the usual environment of that cloud, never from here. The store must be able to \
+              create an object only where none is.",
+        example: "\"s3://bucket/prefix\"",
+    }],
+};
 
 static RELAY: TableDef = TableDef {
     doc: "One's own relay for the data plane.",

@@ -130,6 +130,9 @@ fn of_kind(kind: &Kind) -> Value {
         Kind::Url => {
             or_variable(&json!({ "type": "string", "pattern": r"^(https?://|\$\{|[^:]*\$\{)" }))
         }
+        Kind::StateUrl => or_variable(
+            &json!({ "type": "string", "minLength": 1, "examples": ["file://./state", "s3://bucket/prefix"] }),
+        ),
         Kind::Sha256 => or_variable(&json!({ "type": "string", "pattern": "^[0-9a-fA-F]{64}$" })),
         Kind::Secret => {
             json!({ "anyOf": [{ "$ref": "#/definitions/secret" }, { "$ref": "#/definitions/variable" }] })

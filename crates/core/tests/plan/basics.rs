@@ -145,6 +145,7 @@ pub fn machines(count: u32) -> Topology {
         removed: BTreeMap::new(),
         name: name("test"),
         limits: options(Mode::Apply).limits,
+        state: None,
         relay: None,
         providers: BTreeMap::from([(
             name("here"),
