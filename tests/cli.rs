@@ -3,9 +3,11 @@
 
 mod basics;
 mod crash;
+mod disk;
 mod drift;
 mod faults;
 mod native;
+mod pause;
 mod plans;
 mod secrets;
 mod signals;

@@ -20,7 +20,9 @@ use stageline::store::testing::{Fate, Gate, Request, Verb as Asked};
 use stageline::store::{AppendError, Journal};
 use tokio::sync::Notify;
 
-use super::world::{CEILING, Job, PRICE, Report, TWO, Tool, World, begin_of, receipts, shape};
+use super::world::{
+    CEILING, Job, PRICE, Report, TWO, Tool, World, begin_of, here, receipts, shape, told,
+};
 
 fn apply_job() -> Job {
     Job::Apply(TWO.to_owned())
@@ -171,6 +173,43 @@ fn a_machine_that_the_new_owner_has_recorded_is_left_alone() {
     world.check_settled(TWO, &second.expect("it runs"));
     assert_eq!(world.sim.count(Verb::Create), 2);
     assert_eq!(world.sim.count(Verb::Release), 0);
+}
+
+/// A process is stopped between its durable intention and its create, and wakes after another one has taken over: before
+/// that one is sure that nothing came of it, or long after. The machine that its create made is found by its attempt.
+#[test]
+fn a_create_that_leaves_after_the_takeover_is_undone_by_whoever_sees_it() {
+    for wakes in [8, 25, 3 * 60, 40 * 60].map(Duration::from_secs) {
+        told(&format!("it wakes after {wakes:?}"), || {
+            let world = World::new();
+            let (first, second) = world.process(async {
+                let job = apply_job();
+                let (one, two) = (Tool::new(), Tool::new());
+                world.oversleeps.set(Some(wakes));
+                let second = async {
+                    world.clock.sleep(Duration::from_secs(1)).await;
+                    world.oversleeps.set(None);
+                    // The clocks of the two differ by hours.
+                    world.clock.shift_wall(-5 * 3600);
+                    world.command(&two, &job).await
+                };
+                tokio::join!(world.command(&one, &job), second)
+            });
+            assert!(is_fenced(&first.expect("it runs")));
+            let second = second.expect("it runs");
+            assert!(second.summary.finished(), "{:#?}", second.summary);
+            assert_eq!(
+                world.ours().len(),
+                2,
+                "each lease has its machine, and no more"
+            );
+            // Whatever was up for a while was paid for.
+            let paid = world.sim.bill(&here());
+            assert!(paid > MicroDollars::ZERO);
+            world.check_settled(TWO, &world.apply(TWO));
+            world.check_gone(&world.destroy());
+        });
+    }
 }
 
 /// A create made two machines, and listings show one after the other. The second run sees one and keeps it; the first

@@ -110,6 +110,8 @@ pub(crate) struct World {
     pub objects: Arc<dyn ObjectStore>,
     /// Where the state is instead, when it is not in memory.
     elsewhere: Option<Elsewhere>,
+    /// How long a process sleeps between what it has written down and its create.
+    pub oversleeps: Cell<Option<Duration>>,
     processes: Cell<u8>,
 }
 
@@ -230,6 +232,7 @@ impl World {
             sim,
             objects: Arc::new(InMemory::new()),
             elsewhere,
+            oversleeps: Cell::new(None),
             processes: Cell::new(0),
         }
     }
@@ -458,7 +461,10 @@ impl World {
     }
 
     pub fn provider(&self) -> Arc<Sold> {
-        Arc::new(Sold(self.sim.provider(&here())))
+        Arc::new(Sold {
+            sim: self.sim.provider(&here()),
+            sleep: self.oversleeps.get().map(|span| (span, self.clock.clone())),
+        })
     }
 
     fn providers(&self) -> Providers {
@@ -674,7 +680,11 @@ pub(crate) fn shape(id: &str, price_per_hour: MicroDollars) -> Shape {
 }
 
 /// The simulated account under the name of a kind that topologies may name.
-pub(crate) struct Sold(SimProvider);
+pub(crate) struct Sold {
+    sim: SimProvider,
+    /// Before each create.
+    sleep: Option<(Duration, FakeClock)>,
+}
 
 #[async_trait]
 impl Provider for Sold {
@@ -683,39 +693,42 @@ impl Provider for Sold {
     }
 
     fn traits(&self) -> &Traits {
-        self.0.traits()
+        self.sim.traits()
     }
 
     async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
-        self.0.search(requirement, disk).await
+        self.sim.search(requirement, disk).await
     }
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
-        self.0.quote(id, disk).await
+        self.sim.quote(id, disk).await
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
-        self.0.create(request).await
+        if let Some((span, clock)) = &self.sleep {
+            clock.sleep(*span).await;
+        }
+        self.sim.create(request).await
     }
 
     async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        self.0.find(key_prefix).await
+        self.sim.find(key_prefix).await
     }
 
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
-        self.0.list().await
+        self.sim.list().await
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
-        self.0.describe(id).await
+        self.sim.describe(id).await
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
-        self.0.release(id).await
+        self.sim.release(id).await
     }
 
     async fn logs(&self, id: &MachineId, tail: usize) -> Result<Vec<u8>, Cause> {
-        self.0.logs(id, tail).await
+        self.sim.logs(id, tail).await
     }
 }
 
