@@ -493,22 +493,16 @@ pub(super) fn url(field: Field<'_>) -> Option<String> {
 /// A folder, or a bucket with a prefix. Whether a build can open it is not known here.
 pub(super) fn state_url(field: Field<'_>) -> Option<String> {
     let url = field.text()?;
-    let secretive = || {
-        // The value is not repeated: it may hold a secret.
-        let message = format!(
-            "`{}` carries a credential, which would be shown",
-            field.label
-        );
-        let hint = "give credentials by the environment of that cloud; see state/README.md";
-        field.fault("topology/plain-secret", message, Some(hint.to_owned()));
-    };
     let good = match url.split_once("://") {
         None => !url.is_empty() && !url.contains('\0'),
         Some(("file", path)) => !path.is_empty() && !path.contains('\0'),
         Some(("s3" | "gs" | "az", rest)) => {
             let bucket = rest.split('/').next().unwrap_or_default();
             if bucket.contains('@') || rest.contains('?') {
-                secretive();
+                // The value is not repeated: it may hold a secret.
+                let message = format!("`{}` carries a credential, which is shown", field.label);
+                let hint = "give it by that cloud's environment; see state/README.md".to_owned();
+                field.fault("topology/plain-secret", message, Some(hint));
                 return None;
             }
             !bucket.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic() && b != b'#')
