@@ -42,7 +42,7 @@ fn wakes_too_late(point: u32) -> bool {
         // It had ended its run, or not begun one: the plan was carried out by then.
         Some(0) => {}
         Some(7) => {
-            first.exits(7).says("stale");
+            first.exits(7).says("changed after this plan was drafted");
         }
         _ => {
             let by = first.exits(6).says("fenced").says("`apply` by tester@");
