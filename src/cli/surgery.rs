@@ -74,7 +74,7 @@ impl Operation<'_> {
             command: self.command.to_owned(),
         };
         match Lock::acquire(store, holder, clock, HEARTBEAT).await? {
-            Acquired::Lock(lock) => Ok((lock, writer)),
+            Acquired::Lock(lock) => Ok((*lock, writer)),
             Acquired::Held(held) => Err((*held).into()),
         }
     }
