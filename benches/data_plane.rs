@@ -84,7 +84,7 @@ impl Agent {
     fn roster_stage(&self) -> RosterStage {
         RosterStage {
             endpoint: self.secret.endpoint(),
-            contact: endpoint::contact(self.fabric.endpoint()),
+            contact: endpoint::contact(&self.fabric.endpoint()),
             layers: None,
         }
     }

@@ -14,6 +14,7 @@
 mod blobs;
 pub mod boot;
 mod deliveries;
+mod door;
 mod exposures;
 pub mod facts;
 pub mod folder;
@@ -31,27 +32,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use iroh::protocol::Router;
 use stageline_core::id::EndpointKey;
 use stageline_core::offer::Facts;
 use stageline_core::resource::Contact;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, mpsc};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::ambient::{SharedClock, SystemClock};
-use crate::machine::control;
-use crate::pipeline::endpoint::{self, EndpointError, EndpointOptions, RelaySettings};
+use crate::pipeline::endpoint::{self, EndpointError, RelayAccess, RelaySettings};
 use crate::pipeline::keys::Secret;
 use crate::pipeline::{Fabric, FabricConfig};
 pub use folder::{Config, Folder, FolderError};
-use guard::Guard;
 pub use stages::RestartPolicy;
 
 /// How long requests in flight may take to end when the agent is told to end.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
-
-/// The endpoint tells its peers goodbye; those that are gone are not waited for.
-const CLOSE_MAX: Duration = Duration::from_secs(3);
 
 /// What an agent is started with.
 #[derive(Clone, Debug)]
@@ -92,6 +88,8 @@ struct Inner {
     deliveries: Arc<deliveries::Deliveries>,
     stages: stages::Stages,
     exposures: exposures::Exposures,
+    /// To another relay.
+    moves: mpsc::Sender<door::Move>,
     /// GPUs do not change while the agent runs, and asking for them is slow.
     gpus: OnceCell<facts::Gpus>,
 }
@@ -110,7 +108,9 @@ impl Inner {
 /// An agent that runs in this process.
 pub struct Agent {
     inner: Arc<Inner>,
-    router: Router,
+    door: Arc<door::Door>,
+    _mover: AbortOnDropHandle<()>,
+    key: EndpointKey,
     _lock: folder::FolderLock,
 }
 
@@ -151,44 +151,34 @@ impl Agent {
             source,
         })?;
         let key = Secret::new(folder.read_key()?);
-        let relay = config
-            .relay
-            .clone()
-            .map(|url| RelaySettings { url, ca_pem: None });
-        let endpoint = bind(&key, relay, config.listen, before).await?;
-        let contact = endpoint::contact(&endpoint);
-        let inner = Arc::new(Inner::new(
-            config,
-            folder,
-            endpoint.clone(),
-            spawner,
-            policy,
-        )?);
-        let router = Router::builder(endpoint)
-            .accept(
-                control::ALPN,
-                Guard(server::Control::new(Arc::clone(&inner))),
-            )
-            .accept(endpoint::STAGE_ALPN, Guard(inner.fabric.stage_protocol()))
-            .accept(endpoint::INFER_ALPN, Guard(inner.fabric.infer_protocol()))
-            .spawn();
+        let relay = relay(&folder, &config)?;
+        let endpoint = bind(&key, &relay, config.listen, before).await?;
+        let contact = door::reached_at(&endpoint, &relay);
+        let (moves, asked) = mpsc::channel(1);
+        let inner = Inner::new(config, folder, endpoint.clone(), spawner, policy, moves)?;
+        let inner = Arc::new(inner);
+        let public = key.endpoint();
+        let door = Arc::new(door::Door::new(key, door::open(&inner, endpoint)));
+        let mover = Arc::clone(&door).serve(Arc::clone(&inner), relay, asked);
         inner.folder.write_contact(&contact)?;
         tracing::info!(lease = %inner.config.lease, ?contact, "the agent listens");
         Ok(Self {
             inner,
-            router,
+            door,
+            _mover: AbortOnDropHandle::new(tokio::spawn(mover)),
+            key: public,
             _lock: lock,
         })
     }
 
     /// Its public key.
     pub fn endpoint(&self) -> EndpointKey {
-        EndpointKey(*self.router.endpoint().id().as_bytes())
+        self.key
     }
 
     /// How to reach it.
-    pub fn contact(&self) -> Contact {
-        endpoint::contact(self.router.endpoint())
+    pub async fn contact(&self) -> Contact {
+        endpoint::contact(&self.door.endpoint().await)
     }
 
     /// From now on only so many bytes of models can be written, as if the disk were full then. For tests.
@@ -203,9 +193,7 @@ impl Agent {
         inner.exposures.close_all().await;
         inner.stages.stop_all().await;
         inner.fabric.shutdown().await;
-        tokio::time::timeout(CLOSE_MAX, self.router.shutdown())
-            .await
-            .ok();
+        self.door.close().await;
         folder::remove_file(&inner.folder.contact()).ok();
     }
 }
@@ -217,6 +205,7 @@ impl Inner {
         endpoint: iroh::Endpoint,
         spawner: spawn::Spawner,
         policy: RestartPolicy,
+        moves: mpsc::Sender<door::Move>,
     ) -> Result<Self, AgentError> {
         let clock: SharedClock = Arc::new(SystemClock);
         let blobs = Arc::new(blobs::Blobs::new(folder.blobs()));
@@ -255,34 +244,45 @@ impl Inner {
             fabric,
             blobs,
             deliveries,
+            moves,
             gpus: OnceCell::new(),
         })
     }
 }
 
+/// The relay that the agent was told last.
+fn relay(folder: &Folder, config: &Config) -> Result<Option<RelayAccess>, FolderError> {
+    if let Some(told) = folder.read_relay()? {
+        return Ok(Some(told.into()));
+    }
+    let of_before = config
+        .relay
+        .clone()
+        .map(|url| RelaySettings { url, ca_pem: None });
+    Ok(of_before.map(|settings| RelayAccess {
+        settings,
+        token: None,
+    }))
+}
+
 /// Listens where the folder's earlier agent did when that is still free, since its neighbours look for it there.
 async fn bind(
     key: &Secret,
-    relay: Option<RelaySettings>,
+    relay: &Option<RelayAccess>,
     listen: Option<SocketAddr>,
     before: Option<Contact>,
 ) -> Result<iroh::Endpoint, EndpointError> {
-    let options = |bind| EndpointOptions {
-        bind,
-        relay: relay.clone(),
-        ..EndpointOptions::default()
-    };
     if listen.is_some() {
-        return endpoint::bind(key, options(listen)).await;
+        return door::listen(key, relay, listen).await;
     }
     let mut direct = before.into_iter().flat_map(|contact| contact.direct);
     if relay.is_none()
         && let Some(address) = direct.next()
-        && let Ok(endpoint) = endpoint::bind(key, options(Some(address))).await
+        && let Ok(endpoint) = door::listen(key, relay, Some(address)).await
     {
         return Ok(endpoint);
     }
-    endpoint::bind(key, options(None)).await
+    door::listen(key, relay, None).await
 }
 
 /// Returns when standard input ends. The thread stays until then, whatever else happens.

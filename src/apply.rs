@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use secrecy::SecretString;
 use stageline_core::event::Event;
-use stageline_core::id::{Address, Attempt, EndpointKey, Generation, LeaseId};
+use stageline_core::id::{Address, Attempt, EndpointKey, Fingerprint, Generation, LeaseId};
 use stageline_core::journal::Verb;
 use stageline_core::resource::Cause;
 use stageline_core::topology::SecretRef;
@@ -56,6 +56,11 @@ pub trait Keys: Send + Sync {
 
     /// What a new machine needs so that its agent can prove who it is.
     fn boot(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> Boot;
+
+    /// What the relay's token is recorded by; none without one.
+    fn relay_token_digest(&self) -> Option<Fingerprint> {
+        None
+    }
 }
 
 /// Reads secrets when they are needed.

@@ -20,6 +20,7 @@ mod model;
 mod money;
 mod plan;
 mod project;
+mod relay;
 mod reporter;
 mod run;
 mod sellers;

@@ -43,6 +43,8 @@ pub struct Delivery<'a> {
     pub revision: JournalNumber,
     /// Every machine that the rosters name, by lease.
     pub peers: BTreeMap<LeaseId, Target>,
+    /// For servers of models that ask for one, by pipeline.
+    pub tokens: &'a BTreeMap<Name, SecretString>,
     /// Called with (bytes there, bytes needed) while the model is on its way.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
 }

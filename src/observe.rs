@@ -24,7 +24,7 @@ use crate::provider::{Blind, Machine, MachineStatus, Provider, Providers};
 const AGENTS_AT_ONCE: usize = 64;
 
 /// How long one agent may take to answer before it is unknown.
-const AGENT_ANSWERS_WITHIN: Duration = Duration::from_secs(4);
+const AGENT_ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 /// What every provider lists, and what every agent that should be up says. Without `machines` no agent is asked.
 pub async fn look(
@@ -131,19 +131,34 @@ async fn ask_agents(
             Seen::There(there) if there.dead.is_none() => target(state, lease),
             Seen::There(_) | Seen::Gone | Seen::Unknown(_) => None,
         });
-    let asked = up.map(|target| async move {
+    let answers = statuses(up.collect(), machines, clock).await.into_iter();
+    let seen = answers.map(|(lease, answer)| {
+        let seen = match answer {
+            Ok(status) => Seen::There(agent(state, &lease, &status)),
+            Err(message) => Seen::Unknown(Cause::new(FailureClass::Unknown, message)),
+        };
+        (lease, seen)
+    });
+    seen.collect()
+}
+
+/// What each of these agents says of itself, asked all at once. One that is silent holds nobody up for long.
+pub async fn statuses(
+    targets: Vec<Target>,
+    machines: &dyn Machines,
+    clock: &dyn Clock,
+) -> BTreeMap<LeaseId, Result<AgentStatus, String>> {
+    let asked = targets.into_iter().map(|target| async move {
         let answer = tokio::select! {
             biased;
             answer = machines.status(&target) => answer.map_err(|error| error.to_string()),
-            () = clock.sleep(AGENT_ANSWERS_WITHIN) => {
-                Err(format!("{}: its agent does not answer", target.lease))
-            }
+            () = clock.sleep(AGENT_ANSWERS_WITHIN) => Err(format!(
+                "{}: its agent does not answer within {} s",
+                target.lease,
+                AGENT_ANSWERS_WITHIN.as_secs()
+            )),
         };
-        let seen = match answer {
-            Ok(status) => Seen::There(agent(state, &target.lease, &status)),
-            Err(message) => Seen::Unknown(Cause::new(FailureClass::Unknown, message)),
-        };
-        (target.lease, seen)
+        (target.lease, answer)
     });
     stream::iter(asked)
         .buffer_unordered(AGENTS_AT_ONCE)

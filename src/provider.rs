@@ -23,6 +23,8 @@ use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::topology::AgentSource;
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
+use crate::pipeline::endpoint::RelayAccess;
+
 /// What an adapter declares, so that nobody has to know its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traits {
@@ -122,7 +124,7 @@ pub struct Boot {
     /// Which try it is.
     pub attempt: Attempt,
     /// The relay to keep a connection to; none is direct only.
-    pub relay: Option<String>,
+    pub relay: Option<RelayAccess>,
 }
 
 /// One create. Unsafe to repeat.
@@ -203,14 +205,16 @@ pub trait Provider: Send + Sync {
     /// What it declares.
     fn traits(&self) -> &Traits;
 
-    /// What can be rented now, as claimed, priced with this much disk; the caller compares each with the requirement again. A shape that is sold out
-    /// may be among it as `Many(0)`, for a caller that gives a machine back first.
+    /// What can be rented now, as claimed, priced with this much disk; the caller compares each with the requirement again. A
+    /// shape of which there are several and that is sold out is among it as `Many(0)`, since a caller may give a machine back
+    /// first; an offer that only one can take is not there any more once it is taken. Every adapter that can see this does
+    /// it so.
     ///
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.
     async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind>;
 
-    /// One quote, read again right before a launch and priced with this much disk; none when it is gone.
+    /// One quote, read again right before a launch and priced with this much disk; none when it is gone or sold out.
     ///
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.

@@ -6,6 +6,8 @@ mod deliver;
 mod leased;
 #[path = "agent/process.rs"]
 mod process;
+#[path = "agent/relay.rs"]
+mod relay;
 #[path = "agent/serve.rs"]
 mod serve;
 #[path = "agent/workers.rs"]
@@ -127,7 +129,15 @@ impl World {
             delay_max: Duration::from_millis(50),
         };
         let agent = Agent::start_with(&options, policy).await.expect("started");
-        let target = self.target(index, agent.contact());
+        let target = self.target(index, agent.contact().await);
+        (agent, target)
+    }
+
+    /// The same with a pipeline of one stage delivered to it.
+    async fn delivered(&self) -> (Agent, Target) {
+        let (agent, target) = self.agent(0).await;
+        let delivered = self.deliver(&[&target], &[&target]).await;
+        delivered.expect("delivered");
         (agent, target)
     }
 
@@ -135,12 +145,14 @@ impl World {
     async fn deliver(&self, to: &[&Target], order: &[&Target]) -> Result<(), MachineError> {
         let spec = DeliverySpec {
             pipelines: [(pipeline(), share(order))].into(),
+            relay: None,
         };
         for target in to {
             let delivery = Delivery {
                 spec: &spec,
                 revision: JournalNumber(1),
                 peers: peers(order),
+                tokens: &BTreeMap::new(),
                 progress: &|_, _| {},
             };
             self.client.deliver(target, delivery).await?;

@@ -9,6 +9,7 @@ mod faults;
 mod native;
 mod pause;
 mod plans;
+mod relay;
 mod secrets;
 mod signals;
 mod surgery;

@@ -7,4 +7,5 @@ mod cloud;
 mod examples;
 mod gateway;
 mod readme;
+mod relay;
 mod tidy;

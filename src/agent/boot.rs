@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use stageline_core::id::EndpointKey;
 
 use super::folder::{self, Config, Folder, FolderError};
+use crate::machine::control::RelayGrant;
 
 /// Each piece is in a variable of this name and a number from 0 on.
 pub const PIECE: &str = "STAGELINE_BOOT_";
@@ -29,12 +30,16 @@ pub struct Package {
     pub key: SecretBox<[u8; 32]>,
     /// What it is told.
     pub config: Config,
+    /// The relay to keep a connection to, with what it asks for.
+    pub relay: Option<RelayGrant>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Wire {
     key: EndpointKey,
     config: Config,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    relay: Option<RelayGrant>,
 }
 
 impl Package {
@@ -44,6 +49,7 @@ impl Package {
             // The type of public keys, for its hexadecimal digits only.
             key: EndpointKey(*self.key.expose_secret()),
             config: self.config.clone(),
+            relay: self.relay.clone(),
         };
         let json = serde_json::to_vec(&wire).expect("our own files have string keys");
         let mut text = URL_SAFE_NO_PAD.encode(json);
@@ -83,6 +89,7 @@ impl Package {
         Ok(Some(Self {
             key: SecretBox::new(Box::new(wire.key.0)),
             config: wire.config,
+            relay: wire.relay,
         }))
     }
 
@@ -98,6 +105,8 @@ impl Package {
         }
         let digits = EndpointKey(*self.key.expose_secret()).to_string();
         folder::write_whole(&folder.key(), digits.as_bytes())?;
+        // The configuration comes last: it says that all is there.
+        folder.write_relay(self.relay.as_ref())?;
         folder::write_json(&folder.config(), &self.config)
     }
 }
@@ -116,9 +125,10 @@ mod tests {
                 lease: "lease.gpu[3]".parse().expect("an id"),
                 generation: Generation(4),
                 attempt: Attempt(5),
-                relay: Some("https://relay.example".to_owned()),
+                relay: None,
                 listen: None,
             },
+            relay: serde_json::from_str(r#"{"url":"https://relay.example","token":"t"}"#).ok(),
         }
     }
 
@@ -130,6 +140,7 @@ mod tests {
         let read = Package::from_environment(|name| pieces.get(name).cloned());
         let read = read.expect("whole").expect("there");
         assert_eq!(read.config, package().config);
+        assert!(read.relay.is_some_and(|relay| relay.token.is_some()));
         assert_eq!(read.key.expose_secret(), &[7; 32]);
     }
 

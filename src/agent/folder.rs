@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 use stageline_core::id::{Attempt, Generation, LeaseId, Lineage, OperatorId, StageId};
 use stageline_core::resource::Contact;
 
+use crate::machine::control::RelayGrant;
+
 /// The environment variable by which every process of a machine can be told: the folder of its agent.
 pub const MACHINE_DIR: &str = "STAGELINE_MACHINE_DIR";
 
@@ -36,7 +38,7 @@ pub struct Config {
     pub generation: Generation,
     /// Which try it is.
     pub attempt: Attempt,
-    /// The relay to keep a connection to; none is direct only.
+    /// The relay to keep a connection to, as earlier versions said it: by its URL alone. Newer ones write `relay.json`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
     /// Where it listens; none is a free port, of the loopback without a relay.
@@ -129,6 +131,11 @@ impl Folder {
         self.root.join("agent.json")
     }
 
+    /// The relay to keep a connection to, its token and its certificates; for its owner only. Not there is direct only.
+    pub fn relay(&self) -> PathBuf {
+        self.root.join("relay.json")
+    }
+
     /// Where the agent listens; there once it does.
     pub fn contact(&self) -> PathBuf {
         self.root.join("agent.addr")
@@ -208,19 +215,44 @@ impl Folder {
             path: path.clone(),
             why,
         };
-        let meta = std::fs::metadata(&path).map_err(io("read", &path))?;
-        let mode = meta.permissions().mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(unusable(format!(
-                "its mode is {mode:o}, others can read it; run `chmod 600` on it"
-            )));
-        }
+        owner_only(&path)?;
         let text = read_text(&path)?;
         // The digits of a key must not reach an error message.
         text.trim()
             .parse::<stageline_core::id::EndpointKey>()
             .map(|key| key.0)
             .map_err(|_| unusable("it does not hold 64 hexadecimal digits".to_owned()))
+    }
+
+    /// Reads the relay that the agent was told; none is direct only.
+    ///
+    /// # Errors
+    /// [`FolderError::Unusable`] when others can read it or it is something else.
+    pub fn read_relay(&self) -> Result<Option<RelayGrant>, FolderError> {
+        let path = self.relay();
+        if !path.exists() {
+            return Ok(None);
+        }
+        owner_only(&path)?;
+        // What is in the file must not reach an error message.
+        read_json(&path).map_err(|error| match error {
+            FolderError::Unusable { path, .. } => FolderError::Unusable {
+                path,
+                why: "it is not what was written there".to_owned(),
+            },
+            other @ (FolderError::Io { .. } | FolderError::Locked { .. }) => other,
+        })
+    }
+
+    /// Keeps the relay for the next start; none takes it away.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`]; the old one is kept then.
+    pub fn write_relay(&self, relay: Option<&RelayGrant>) -> Result<(), FolderError> {
+        match relay {
+            Some(relay) => write_json(&self.relay(), relay),
+            None => remove_file(&self.relay()),
+        }
     }
 
     /// Reads what the agent was told.
@@ -249,6 +281,19 @@ impl Folder {
     pub fn read_contact(&self) -> Result<Option<Contact>, FolderError> {
         read_json(&self.contact())
     }
+}
+
+/// Refuses a file that others can read.
+fn owner_only(path: &Path) -> Result<(), FolderError> {
+    let meta = std::fs::metadata(path).map_err(io("read", path))?;
+    let mode = meta.permissions().mode() & 0o777;
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(FolderError::Unusable {
+        path: path.to_owned(),
+        why: format!("its mode is {mode:o}, others can read it; run `chmod 600` on it"),
+    })
 }
 
 /// Makes a folder for its owner only; there already is fine.
@@ -387,6 +432,27 @@ mod tests {
         write_whole(&folder.key(), b"secretish").expect("written");
         let error = folder.read_key().expect_err("no key").to_string();
         assert!(!error.contains("secretish"), "{error}");
+    }
+
+    #[test]
+    fn the_relay_is_for_its_owner_and_never_shown() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = Folder::new(dir.path());
+        assert!(folder.read_relay().expect("none").is_none());
+        let text = r#"{"url":"https://relay.example","token":"canary"}"#;
+        let grant: RelayGrant = serde_json::from_str(text).expect("a grant");
+        folder.write_relay(Some(&grant)).expect("written");
+        assert!(folder.read_relay().expect("readable").is_some());
+        assert!(!format!("{grant:?}").contains("canary"));
+        std::fs::set_permissions(folder.relay(), std::fs::Permissions::from_mode(0o640))
+            .expect("mode");
+        let error = folder.read_relay().expect_err("readable").to_string();
+        assert!(error.contains("chmod 600"), "{error}");
+        write_whole(&folder.relay(), b"\"canary").expect("written");
+        let error = folder.read_relay().expect_err("cut").to_string();
+        assert!(!error.contains("canary"), "{error}");
+        folder.write_relay(None).expect("removed");
+        assert!(folder.read_relay().expect("none").is_none());
     }
 
     #[test]

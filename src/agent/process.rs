@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::folder;
 use super::launch::Launch;
 use super::output::{LogFile, Scrubber};
-use super::spawn::{Spawner, not_started};
+use super::spawn::{NOT_STARTED, Spawner, not_started};
 use crate::pipeline::link::LINK_DEPTH;
 
 /// How long a worker may take to end after its stdin ended and it was asked to.
@@ -153,6 +153,34 @@ impl Process {
         }
         folder::remove_file(&self.pid_file).ok();
         status.ok().and_then(Result::ok)
+    }
+}
+
+/// What ended the watch over a worker.
+pub(super) enum Gone {
+    /// The process ended.
+    Exited,
+    /// It did wrong: code, why.
+    Bad(&'static str, String),
+    /// It never became the worker's program.
+    NotStarted(String),
+    /// It cannot run, and starting it again does not help.
+    Cannot(String),
+}
+
+pub(super) fn gone(notice: Option<Notice>) -> Gone {
+    match notice {
+        // Its stdout ended: either it is ending, or it will never answer again.
+        None | Some(Notice::Closed) => Gone::Exited,
+        Some(Notice::Failed(code, message)) if code.name() == NOT_STARTED => {
+            Gone::NotStarted(message)
+        }
+        Some(Notice::Failed(code, message)) => Gone::Cannot(format!("{message} ({code})")),
+        Some(Notice::Broken(why)) => Gone::Bad("worker-protocol", format!("it printed {why}")),
+        Some(Notice::Loading(..) | Notice::Ready(_)) => Gone::Bad(
+            "worker-protocol",
+            "it printed a status after it was ready".to_owned(),
+        ),
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::Inner;
-use super::{deliveries, output};
+use super::{deliveries, door, output};
 use crate::machine::control::{
     Chunk, DeliveredShare, NOT_THE_OPERATOR, Refusal, Reply, Request, Secret, Span, WORKING_EVERY,
     parse_request, read_frame_bytes, write_frame,
@@ -29,6 +29,7 @@ use crate::machine::control::{
 use crate::machine::plain::Stripper;
 use crate::machine::spans::Spans;
 use crate::machine::{AgentStatus, Answer, LogSource, fetch};
+use crate::pipeline::endpoint::RelayAccess;
 use crate::pipeline::infer::{self, Event, InferCode, InferError, Input, Sampling};
 use crate::pipeline::roster::RosterError;
 
@@ -296,8 +297,19 @@ impl Inner {
     async fn answer(&self, request: Request, progress: &Progress) -> Result<Reply, Refusal> {
         match request {
             Request::Status => Ok(Reply::Status(Box::new(self.status().await))),
-            Request::Fetch { sha256, size, url } => self.fetch(sha256, size, &url, progress).await,
-            Request::Deliver { pipelines } => self.deliver(pipelines).await,
+            Request::Fetch {
+                sha256,
+                size,
+                url,
+                token,
+            } => {
+                let from = (url.as_str(), token.as_ref().map(|Secret(token)| token));
+                self.fetch(sha256, size, from, progress).await
+            }
+            Request::Deliver { pipelines, relay } => {
+                self.deliver(pipelines, relay.map(Into::into), progress)
+                    .await
+            }
             Request::Start {
                 stage,
                 spec,
@@ -357,7 +369,7 @@ impl Inner {
         &self,
         sha256: Sha256,
         size: Bytes,
-        url: &str,
+        (url, token): (&str, Option<&SecretString>),
         progress: &Progress,
     ) -> Result<Reply, Refusal> {
         progress.set("waiting for another transfer", 0, size.0);
@@ -367,7 +379,7 @@ impl Inner {
         }
         let (file, path) = self.blobs.download(&sha256, size)?;
         let told = |done| progress.set("fetching the model", done, size.0);
-        if let Err(refusal) = fetch::fetch(url, &sha256, size, file, told).await {
+        if let Err(refusal) = fetch::fetch(url, token, &sha256, size, file, told).await {
             std::fs::remove_file(path).ok();
             return Err(refusal);
         }
@@ -375,7 +387,18 @@ impl Inner {
         Ok(Reply::Done)
     }
 
-    async fn deliver(&self, shares: BTreeMap<Name, DeliveredShare>) -> Result<Reply, Refusal> {
+    async fn deliver(
+        &self,
+        shares: BTreeMap<Name, DeliveredShare>,
+        relay: Option<RelayAccess>,
+        progress: &Progress,
+    ) -> Result<Reply, Refusal> {
+        let told = self.folder.read_relay().ok().flatten();
+        let same = relay == told.map(Into::into);
+        if let (Some(relay), false) = (&relay, same) {
+            progress.set("trying the relay", 0, 0);
+            door::try_relay(relay).await?;
+        }
         let rosters: Vec<_> = shares
             .iter()
             .map(|(name, share)| (name.clone(), share.roster.clone()))
@@ -392,6 +415,16 @@ impl Inner {
                 Err(RosterError::Stale { .. }) if self.fabric.knows(&pipeline, &roster) => {}
                 Err(error) => return Err(deliveries::roster_refusal(&pipeline, &error)),
             }
+        }
+        if !same {
+            let grant = relay.clone().map(Into::into);
+            self.folder
+                .write_relay(grant.as_ref())
+                .map_err(super::blobs::refusal)?;
+        }
+        // Asked for once more does no harm: the door knows where it is.
+        if self.moves.send(relay).await.is_err() {
+            return Err(panicked());
         }
         self.fabric.undrain();
         Ok(Reply::Done)

@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 use super::folder::{self, Folder};
 use super::launch::{self, Launch, Site};
 use super::output::{self, LogFile, Scrubber};
-use super::process::{Notice, Process, in_words};
-use super::spawn::{NOT_STARTED, Spawner};
+use super::process::{Gone, Notice, Process, gone, in_words};
+use super::spawn::Spawner;
 use crate::machine::control::Refusal;
 use crate::machine::{StageStatus, WorkerState};
 use crate::pipeline::Fabric;
@@ -572,33 +572,5 @@ impl Keeper {
             was_ready,
             lasting,
         }
-    }
-}
-
-/// What ended the watch over a worker.
-enum Gone {
-    /// The process ended.
-    Exited,
-    /// It did wrong: code, why.
-    Bad(&'static str, String),
-    /// It never became the worker's program.
-    NotStarted(String),
-    /// It cannot run, and starting it again does not help.
-    Cannot(String),
-}
-
-fn gone(notice: Option<Notice>) -> Gone {
-    match notice {
-        // Its stdout ended: either it is ending, or it will never answer again.
-        None | Some(Notice::Closed) => Gone::Exited,
-        Some(Notice::Failed(code, message)) if code.name() == NOT_STARTED => {
-            Gone::NotStarted(message)
-        }
-        Some(Notice::Failed(code, message)) => Gone::Cannot(format!("{message} ({code})")),
-        Some(Notice::Broken(why)) => Gone::Bad("worker-protocol", format!("it printed {why}")),
-        Some(Notice::Loading(..) | Notice::Ready(_)) => Gone::Bad(
-            "worker-protocol",
-            "it printed a status after it was ready".to_owned(),
-        ),
     }
 }

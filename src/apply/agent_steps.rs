@@ -17,6 +17,7 @@ use stageline_core::resource::{
 use stageline_core::topology::SecretRef;
 use stageline_core::unit::Millis;
 
+use super::Keys;
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
 use crate::machine::{Delivery, MachineError, Target};
 
@@ -55,6 +56,7 @@ impl<'a> Run<'a> {
                     peers.insert(other.clone(), refuse!(self.target(other)));
                 }
             }
+            let tokens = refuse!(self.tokens(spec));
             let events = &self.effects.events;
             let progress = |done, total| {
                 let (address, what) = (act.step.address.clone(), "bytes".to_owned());
@@ -72,6 +74,7 @@ impl<'a> Run<'a> {
                         spec,
                         revision,
                         peers,
+                        tokens: &tokens,
                         progress: &progress,
                     };
                     machines.deliver(&target, delivery)
@@ -91,7 +94,13 @@ impl<'a> Run<'a> {
                     rosters,
                     peers: keys.collect(),
                 };
-                (Spec::Delivery(spec.clone()), Receipt::Delivery(receipt))
+                // What was really sent is recorded, also when the plan was drafted without the token at hand.
+                let mut sent = spec.clone();
+                if let Some(relay) = &mut sent.relay {
+                    let keys = self.effects.keys.as_deref();
+                    relay.token_digest = keys.and_then(Keys::relay_token_digest);
+                }
+                (Spec::Delivery(sent), Receipt::Delivery(receipt))
             }))
         })
         .await
@@ -254,6 +263,17 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// What the servers of models ask for.
+    fn tokens(&self, spec: &DeliverySpec) -> Result<BTreeMap<Name, SecretString>, Cause> {
+        let asked = spec.pipelines.iter().filter_map(|(name, share)| {
+            let token = share.shard.as_ref()?.model.token.as_ref()?;
+            Some((name, token))
+        });
+        let read =
+            |(name, token): (&Name, _)| Ok((name.clone(), self.effects.secrets.read(token)?));
+        asked.map(read).collect()
+    }
+
     fn secrets(
         &self,
         wanted: &BTreeMap<String, SecretRef>,
@@ -333,9 +353,12 @@ fn gone(result: Result<(), Cause>) -> Outcome<Made> {
 fn cause(error: MachineError) -> Cause {
     let message = error.to_string();
     match error {
-        MachineError::Unreachable { lease, .. } => Cause::new(FailureClass::Unknown, message).hint(
-            format!("see `stageline logs {lease}`; run apply again to go on"),
-        ),
+        MachineError::Unreachable { lease, .. } => {
+            Cause::new(FailureClass::Unknown, message).hint(format!(
+                "see `stageline logs {lease}`; run apply again to go on, or give the machine up: \
+                 `stageline apply --replace {lease}`"
+            ))
+        }
         MachineError::Refused { hint, .. } => Cause {
             class: FailureClass::Config,
             message,

@@ -164,6 +164,7 @@ impl<'a> Run<'a> {
         };
         let mut known = held.map(|held| held.machine.clone());
         let mut told = Duration::from_secs(1);
+        let mut troubled = false;
         loop {
             let watched = self.effects.clock.boottime().saturating_sub(start);
             let mut trouble = None;
@@ -199,6 +200,11 @@ impl<'a> Run<'a> {
             };
             if watched >= limit.duration() + quiet {
                 return Ok(Some(survives(lease, provider.kind(), trouble)));
+            }
+            if let (Some(cause), false) = (&trouble, troubled) {
+                // Once: how it goes on is told by the waiting.
+                troubled = true;
+                self.emit(retrying(act, &address, cause, limit.duration() + quiet));
             }
             if watched >= told {
                 told = watched + Duration::from_secs(1);
@@ -256,6 +262,22 @@ impl<'a> Run<'a> {
             }
             self.pause(POLL).await?;
         }
+    }
+}
+
+/// What is in the way, and for how long that is put up with.
+fn retrying(act: Act<'_>, address: &Address, cause: &Cause, limit: Duration) -> Event {
+    let millis = |span: Duration| Millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+    let limit = millis(limit);
+    Event::Retrying {
+        address: address.clone(),
+        verb: act.step.verb,
+        cause: Cause {
+            message: format!("{} (given up after {limit})", cause.message),
+            ..cause.clone()
+        },
+        attempt: 2,
+        delay: millis(POLL),
     }
 }
 

@@ -8,8 +8,7 @@ use stageline_core::resource::Spec;
 use stageline_core::state::State;
 
 use super::console::Console;
-use super::project::{self, Project};
-use super::{Exit, Failure, Global, session};
+use super::{Exit, Failure, Global, project, relay, session};
 use crate::observe;
 use crate::pipeline::infer::{
     Event, Infer as _, InferCode, InferError, Input, Message, Request, Sampling,
@@ -44,7 +43,6 @@ pub(crate) struct Ask {
 impl Ask {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let place = project::place(global)?;
-        let topology = Project::load(global).ok().map(|project| project.topology);
         let prompt = self.prompt()?;
         session::runtime()?.block_on(async {
             let store = place.open(Mode::Read).await?;
@@ -52,8 +50,8 @@ impl Ask {
             let (pipeline, entry) = self.entry(&state)?;
             let genesis = state.genesis.as_ref().ok_or_else(nothing)?;
             let keys = session::keys_of(&store, genesis, None)?;
-            let folder = std::path::Path::new(".");
-            let hands = session::hands(&keys, topology.as_ref(), &place, folder)?;
+            let relays = relay::relays(None, &state, &project::folder(global))?;
+            let hands = session::hands(&keys, relays, &place);
             let way = hands.infer(&entry, &pipeline).await?;
             let input = if self.raw {
                 Input::Prompt(prompt)

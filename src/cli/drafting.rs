@@ -15,7 +15,7 @@ use stageline_core::unit::Bytes;
 
 use super::project::{Place, Project};
 use super::sellers::Sellers;
-use super::{Failure, model, session};
+use super::{Failure, model, relay, session};
 use crate::ambient::SharedClock;
 use crate::apply::Providers;
 use crate::machine::Machines;
@@ -86,13 +86,16 @@ pub(crate) async fn apply(
     let markets = markets(&project.topology, &providers).await;
     usable(&markets)?;
     let memory = plan::memory_known(&project.topology, &state, &markets);
-    let desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
+    let mut desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
+    let relays = relay::looked_at(&mut desired, &project.topology, &state, &project.folder)?;
     let observed = if narrow.no_refresh {
         Observed::default()
     } else {
-        let topology = Some(&project.topology);
-        let hands =
-            session::hands_if_any(store, &state, topology, &project.place, &project.folder)?;
+        let hands = session::hands_if_any(store, &state, relays, &project.place)?;
+        if let Some(hands) = &hands {
+            // A relay takes a moment, which is not the agents' to answer for.
+            hands.online().await?;
+        }
         let machines = hands.as_deref().map(|hands| hands as &dyn Machines);
         let observed = observe::look(&state, &providers, machines, clock.as_ref()).await;
         if let Some(hands) = hands {

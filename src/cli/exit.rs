@@ -7,7 +7,7 @@ use stageline_core::plan::Refusal;
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::topology::SourceFile;
 
-use crate::machine::MachineError;
+use crate::machine::{MachineError, control};
 use crate::store::{AppendError, BeginError, IdentityError, LockInfo, StoreError};
 
 /// How the program ends. The numbers are a contract: scripts branch on them.
@@ -162,6 +162,17 @@ impl From<BeginError> for Failure {
             BeginError::Append(error) => return error.clone().into(),
         };
         Self::new(exit, error.to_string()).hint(error.hint())
+    }
+}
+
+/// What keeps this computer from reaching any machine.
+impl From<control::Refusal> for Failure {
+    fn from(refusal: control::Refusal) -> Self {
+        let failure = Self::user(refusal.message);
+        match refusal.hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
     }
 }
 

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use secrecy::{SecretBox, SecretString};
-use stageline_core::id::{Address, Attempt, EndpointKey, Generation, LeaseId, Lineage};
+use stageline_core::id::{
+    Address, Attempt, EndpointKey, Fingerprint, Generation, LeaseId, Lineage,
+};
 use stageline_core::plan::{Plan, Verdict};
 use stageline_core::resource::{Cause, FailureClass, Spec, ViaSpec};
 use stageline_core::topology::SecretRef;
@@ -16,6 +18,7 @@ use stageline_core::topology::SecretRef;
 use super::Failure;
 use crate::ambient;
 use crate::apply::{Keys, Secrets};
+use crate::pipeline::endpoint::RelayAccess;
 use crate::pipeline::keys::{self, Secret};
 use crate::provider::Boot;
 use crate::store::Identity;
@@ -28,7 +31,7 @@ pub(crate) struct IdentityKeys {
     pub identity: Identity,
     pub lineage: Lineage,
     /// The relay that agents keep a connection to.
-    pub relay: Option<String>,
+    pub relay: Option<RelayAccess>,
 }
 
 impl IdentityKeys {
@@ -64,6 +67,10 @@ impl Keys for IdentityKeys {
             attempt,
             relay: self.relay.clone(),
         }
+    }
+
+    fn relay_token_digest(&self) -> Option<Fingerprint> {
+        super::relay::token_digest(self.relay.as_ref()?.token.as_ref()?, &self.lineage)
     }
 }
 
@@ -158,7 +165,14 @@ fn secrets(spec: &Spec) -> Vec<&SecretRef> {
             let ViaSpec::Loopback { api_key, .. } = &exposure.via;
             api_key.iter().collect()
         }
-        Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) => Vec::new(),
+        Spec::Delivery(delivery) => {
+            let shares = delivery.pipelines.values();
+            let models = shares.filter_map(|share| share.shard.as_ref()?.model.token.as_ref());
+            let relay = delivery.relay.as_ref();
+            let relay = relay.and_then(|relay| relay.token.as_ref());
+            models.chain(relay).collect()
+        }
+        Spec::Lease(_) | Spec::Pipeline(_) => Vec::new(),
     }
 }
 

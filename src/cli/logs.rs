@@ -7,7 +7,7 @@ use stageline_core::state::State;
 
 use super::console::Console;
 use super::sellers::Sellers;
-use super::{Exit, Failure, Global, project, session};
+use super::{Exit, Failure, Global, project, relay, session};
 use crate::machine::{LogSource, MachineError, Machines as _, Target};
 use crate::observe;
 use crate::store::Mode;
@@ -38,7 +38,8 @@ impl Logs {
                 .as_ref()
                 .ok_or_else(|| Failure::user("nothing runs"))?;
             let keys = session::keys_of(&store, genesis, None)?;
-            let hands = session::hands(&keys, None, &place, std::path::Path::new("."))?;
+            let relays = relay::relays(None, &state, &project::folder(global))?;
+            let hands = session::hands(&keys, relays, &place);
             let stream = hands
                 .logs(&target, source, self.tail << 10, self.follow)
                 .await;

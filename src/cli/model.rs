@@ -18,6 +18,8 @@ use stageline_core::resource::ModelOrigin;
 use stageline_core::topology::{Engine, Fetch, Model, ModelSource, Topology};
 use stageline_core::unit::Bytes;
 
+use super::keys::References;
+use crate::apply::Secrets as _;
 use crate::machine::fetch;
 
 /// What is read of a file at once.
@@ -42,7 +44,7 @@ pub(crate) async fn look(
                 let digest = files.entry(path.clone()).or_insert_with(|| digest(&path));
                 local(name, model, &path, digest, native)
             }
-            ModelSource::Url(url) => remote(name, model, url, native).await,
+            ModelSource::Url(url) => remote(name, model, url, native, folder).await,
         };
         match facts {
             Ok(facts) => {
@@ -92,6 +94,7 @@ fn local(
         sha256,
         size,
         origin: ModelOrigin::Operator(absolute),
+        token: None,
         shape: index.as_ref().map(ModelShape::from),
     })
 }
@@ -154,6 +157,7 @@ async fn remote(
     model: &Model,
     url: &str,
     native: bool,
+    folder: &Path,
 ) -> Result<ModelFacts, Diagnostic> {
     let shown = fetch::shown(url);
     let failed = |why: String| {
@@ -164,7 +168,14 @@ async fn remote(
     let sha256 = model
         .sha256
         .ok_or_else(|| failed(format!("{shown} has no `sha256`")))?;
-    let response = fetch::open(url)
+    let secrets = References {
+        folder: folder.to_owned(),
+    };
+    let token = model.token.as_ref().map(|token| secrets.read(token));
+    let token = token
+        .transpose()
+        .map_err(|cause| failed(format!("the token for {shown}: {}", cause.message)))?;
+    let response = fetch::open(url, token.as_ref())
         .await
         .map_err(|refusal| failed(refusal.message))?;
     let size = response.content_length().map(Bytes).ok_or_else(|| {
@@ -181,6 +192,7 @@ async fn remote(
             sha256,
             size,
             origin,
+            token: model.token.clone(),
             shape: None,
         });
     }
@@ -203,6 +215,7 @@ async fn remote(
                     sha256,
                     size,
                     origin,
+                    token: model.token.clone(),
                     shape: Some(ModelShape::from(&*index)),
                 });
             }

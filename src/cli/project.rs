@@ -184,7 +184,8 @@ fn variables(global: &Global) -> Result<VarSources, Failure> {
     })
 }
 
-fn folder(global: &Global) -> PathBuf {
+/// The folder of the first topology file: relative paths start there.
+pub(crate) fn folder(global: &Global) -> PathBuf {
     let first = global.file.first().and_then(|file| file.parent());
     let first = first.filter(|folder| !folder.as_os_str().is_empty());
     first.unwrap_or(Path::new(".")).to_owned()

@@ -18,6 +18,9 @@ use crate::ambient::SharedClock;
 /// Between two heartbeat lines where nothing can move.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
+/// What moves appears when a run takes longer than this: what is over at once need not flicker.
+const APPEARS_AFTER: Duration = Duration::from_millis(400);
+
 /// Draws what happens in one run.
 pub(crate) struct Reporter {
     shared: Arc<Shared>,
@@ -44,8 +47,12 @@ struct Board {
 
 impl Reporter {
     pub fn new(console: &Console, clock: SharedClock) -> Self {
+        Self::on(console, clock, ProgressDrawTarget::stderr)
+    }
+
+    fn on(console: &Console, clock: SharedClock, target: fn() -> ProgressDrawTarget) -> Self {
         let bar = (console.lively && console.level >= 0 && !console.json).then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
             let style = ProgressStyle::with_template("{spinner} {pos}/{len} {wide_msg} {elapsed}");
             bar.set_style(style.expect("the template is fixed"));
             bar.enable_steady_tick(Duration::from_millis(120));
@@ -58,9 +65,14 @@ impl Reporter {
             board: Mutex::new(Board::default()),
             bar,
         });
-        let heart = (shared.bar.is_none() && console.level >= 0).then(|| {
+        let heart = (console.level >= 0).then(|| {
             let shared = Arc::clone(&shared);
             tokio::spawn(async move {
+                if let Some(bar) = &shared.bar {
+                    shared.clock.sleep(APPEARS_AFTER).await;
+                    bar.set_draw_target(target());
+                    return;
+                }
                 loop {
                     shared.clock.sleep(HEARTBEAT).await;
                     shared.heartbeat();
@@ -366,5 +378,80 @@ fn rounded(span: Millis) -> String {
         format!("{}.{} s", span.0 / 1000, span.0 % 1000 / 100)
     } else {
         Millis(span.0 / 1000 * 1000).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use indicatif::TermLike;
+
+    use crate::ambient::FakeClock;
+
+    /// A terminal that takes everything.
+    #[derive(Debug)]
+    struct Taker;
+
+    impl TermLike for Taker {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, _: &str) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn write_str(&self, _: &str) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn clear_line(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn what_moves_appears_only_when_a_run_is_slow() {
+        let clock = FakeClock::manual("2026-01-02T03:04:05Z".parse().expect("a time"));
+        let console = Console {
+            json: false,
+            json_log: false,
+            color: false,
+            color_err: false,
+            width: 80,
+            lively: true,
+            can_ask: false,
+            level: 0,
+        };
+        let target = || ProgressDrawTarget::term_like(Box::new(Taker));
+        let mut reporter = Reporter::on(&console, Arc::new(clock.clone()), target);
+        let hidden = |reporter: &Reporter| {
+            let bar = reporter.shared.bar.as_ref().expect("lively");
+            bar.is_hidden()
+        };
+        tokio::task::yield_now().await;
+        clock.advance(APPEARS_AFTER - Duration::from_millis(1));
+        tokio::task::yield_now().await;
+        assert!(hidden(&reporter), "a quick run shows nothing that moves");
+        clock.advance(Duration::from_millis(1));
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while hidden(&reporter) {
+            assert!(tokio::time::Instant::now() < deadline, "it never appears");
+            tokio::task::yield_now().await;
+        }
+        reporter.finish();
     }
 }

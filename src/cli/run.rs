@@ -15,18 +15,19 @@ use super::keys::{self, IdentityKeys, References};
 use super::project::Place;
 use super::reporter::Reporter;
 use super::sellers::Sellers;
-use super::{Exit, Failure, money, session, signals};
+use super::{Exit, Failure, money, relay, session, signals};
 use crate::ambient::{self, ProcessId, SharedClock, random};
 use crate::apply::{self, Effects, Keys, Options, Providers, Summary};
 use crate::machine::Machines;
 use crate::machine::client::AgentClient;
 use crate::observe;
+use crate::pipeline::endpoint::RelayAccess;
 use crate::store::{
     Acquired, AppendError, Begin, First, HEARTBEAT, Holder, Identity, Journal, Lock, Store, Writer,
 };
 
 /// How long running calls may go on after the first Ctrl-C.
-const GRACE: Millis = Millis(1500);
+const GRACE: Millis = Millis(1200);
 
 /// What is carried out, and with what.
 pub(crate) struct Job<'a> {
@@ -84,11 +85,9 @@ async fn locked(
     let loaded = store.read().await?;
     let start = may_apply(job.plan, &loaded.state, job.digest, clock.now())?;
     keys::at_hand(job.plan, job.folder)?;
-    let (keys, first) = identity(job, store, &loaded.state)?;
-    let hands = match &keys {
-        Some(keys) => Some(session::hands(keys, job.topology, job.place, job.folder)?),
-        None => None,
-    };
+    let relays = relay::relays(job.topology, &loaded.state, job.folder)?;
+    let (keys, first) = identity(job, store, &loaded.state, relays.told.clone())?;
+    let hands = hands(job, keys.as_ref(), relays).await?;
     let sellers = Sellers {
         topology: job.topology,
         state: &loaded.state,
@@ -150,16 +149,27 @@ async fn locked(
     conclude(job, &summary, &state, &providers, clock, console).await
 }
 
+/// Our hands on machines. A relay that lets nobody in is better known before a machine is rented that nobody could reach.
+async fn hands(
+    job: &Job<'_>,
+    keys: Option<&IdentityKeys>,
+    relays: relay::Relays,
+) -> Result<Option<Arc<AgentClient>>, Failure> {
+    let declares = relays.told.is_some() && !job.plan.is_empty();
+    let hands = keys.map(|keys| session::hands(keys, relays, job.place));
+    if let (Some(hands), true) = (&hands, declares) {
+        hands.online().await?;
+    }
+    Ok(hands)
+}
+
 /// The identity, which is made together with the lineage. A run that only ends machines needs none.
 fn identity(
     job: &Job<'_>,
     store: &Store,
     state: &State,
+    relay: Option<RelayAccess>,
 ) -> Result<(Option<IdentityKeys>, Option<First>), Failure> {
-    let relay = job
-        .topology
-        .and_then(|topology| topology.relay.as_ref())
-        .map(|relay| relay.url.clone());
     match &state.genesis {
         Some(genesis) if job.plan.mode == Mode::Destroy => {
             Ok((session::keys_of(store, genesis, relay).ok(), None))

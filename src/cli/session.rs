@@ -7,16 +7,15 @@ use std::time::Duration;
 use secrecy::SecretString;
 use stageline_core::id::Name;
 use stageline_core::state::{Genesis, State};
-use stageline_core::topology::Topology;
 use stageline_core::unit::MicroDollars;
 
 use super::Failure;
-use super::keys::{IdentityKeys, References};
+use super::keys::IdentityKeys;
 use super::project::Place;
+use super::relay::Relays;
 use crate::ambient::{self, SharedClock, SystemClock};
-use crate::apply::Secrets as _;
 use crate::machine::client::{AgentClient, ClientOptions};
-use crate::pipeline::endpoint::RelaySettings;
+use crate::pipeline::endpoint::RelayAccess;
 use crate::provider::local::LocalSettings;
 use crate::store::{Identity, Store};
 
@@ -66,7 +65,7 @@ pub(crate) fn identity_variable() -> Option<SecretString> {
 pub(crate) fn keys_of(
     store: &Store,
     genesis: &Genesis,
-    relay: Option<String>,
+    relay: Option<RelayAccess>,
 ) -> Result<IdentityKeys, Failure> {
     let lineage = genesis.lineage;
     let identity = Identity::of(store, genesis, identity_variable().as_ref())?;
@@ -77,43 +76,21 @@ pub(crate) fn keys_of(
     })
 }
 
-/// Our hands on machines, by this identity.
-pub(crate) fn hands(
-    keys: &IdentityKeys,
-    topology: Option<&Topology>,
-    place: &Place,
-    folder: &Path,
-) -> Result<Arc<AgentClient>, Failure> {
+/// Our hands on machines, by this identity and these relays.
+pub(crate) fn hands(keys: &IdentityKeys, relays: Relays, place: &Place) -> Arc<AgentClient> {
     let cache = place.folder().join("models");
     let mut options = ClientOptions::new(keys.operator(), keys.lineage, cache);
-    if let Some(relay) = topology.and_then(|topology| topology.relay.as_ref()) {
-        let ca_pem = relay.ca.as_ref().map(|path| {
-            let path = folder.join(path);
-            std::fs::read_to_string(&path)
-                .map_err(|error| Failure::user(format!("cannot read {}: {error}", path.display())))
-        });
-        let secrets = References {
-            folder: folder.to_owned(),
-        };
-        let token = relay.token.as_ref().map(|token| secrets.read(token));
-        options.relay = Some(RelaySettings {
-            url: relay.url.clone(),
-            ca_pem: ca_pem.transpose()?,
-        });
-        options.relay_token = token
-            .transpose()
-            .map_err(|cause| Failure::user(cause.message))?;
-    }
-    Ok(Arc::new(AgentClient::new(options)))
+    options.told = relays.told;
+    options.relays = relays.all;
+    Arc::new(AgentClient::new(options))
 }
 
 /// Hands for a command that only looks: none when the identity is not here or nothing runs.
 pub(crate) fn hands_if_any(
     store: &Store,
     state: &State,
-    topology: Option<&Topology>,
+    relays: Result<Relays, Failure>,
     place: &Place,
-    folder: &Path,
 ) -> Result<Option<Arc<AgentClient>>, Failure> {
     let Some(genesis) = &state.genesis else {
         return Ok(None);
@@ -123,7 +100,7 @@ pub(crate) fn hands_if_any(
         .filter_map(|lease| state.lease(lease))
         .any(|held| held.ready.is_some());
     match keys_of(store, genesis, None) {
-        Ok(keys) if ready => Ok(Some(hands(&keys, topology, place, folder)?)),
+        Ok(keys) if ready => Ok(Some(hands(&keys, relays?, place))),
         Ok(_) | Err(_) => Ok(None),
     }
 }

@@ -9,8 +9,8 @@ use stageline_core::state::{Ledger, Observed, Seen, State};
 
 use super::console::Console;
 use super::sellers::Sellers;
-use super::{Exit, Failure, Global, money, project, session};
-use crate::machine::{AgentStatus, Machines as _, WorkerState};
+use super::{Exit, Failure, Global, money, project, relay, session};
+use crate::machine::{AgentStatus, Target, WorkerState};
 use crate::observe;
 use crate::store::{Lock, LockInfo, Mode};
 
@@ -36,6 +36,9 @@ struct Line {
     address: Address,
     health: Health,
     detail: String,
+    /// What to do about it, when that is not plain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
 }
 
 /// Whether a resource is as it should be.
@@ -64,25 +67,27 @@ impl Status {
                 clock: &clock,
             };
             let providers = sellers.providers()?;
-            let folder = std::path::Path::new(".");
+            let relays = relay::relays(None, &state, &project::folder(global));
             let missing = state
                 .genesis
                 .as_ref()
                 .map(|genesis| session::keys_of(&store, genesis, None).err());
-            let hands = session::hands_if_any(&store, &state, None, &place, folder)?;
+            let hands = session::hands_if_any(&store, &state, relays, &place)?;
             let observed = observe::look(&state, &providers, None, clock.as_ref()).await;
             let mut agents = BTreeMap::new();
             if let Some(hands) = &hands {
                 let asked = observed.leases.iter().filter(|(_, seen)| is_up(seen));
                 let asked = asked.filter_map(|(lease, _)| observe::target(&state, lease));
-                let answers = asked.map(async |target| {
-                    let answer = hands
-                        .status(&target)
-                        .await
-                        .map_err(|error| error.to_string());
-                    (target.lease, answer)
-                });
-                agents.extend(futures::future::join_all(answers).await);
+                let asked: Vec<Target> = asked.collect();
+                agents = match hands.online().await {
+                    Ok(()) => observe::statuses(asked, &**hands, clock.as_ref()).await,
+                    Err(refusal) => {
+                        let silent = asked.into_iter();
+                        silent
+                            .map(|target| (target.lease, Err(refusal.message.clone())))
+                            .collect()
+                    }
+                };
                 hands.close().await;
             }
             if let Some(Some(failure)) = missing
@@ -170,13 +175,34 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
             | Address::Stage(_)
             | Address::Exposure(_) => (health, detail),
         };
+        let silent = address
+            .lease()
+            .filter(|lease| matches!(agents.get(lease), Some(Err(_))));
+        let (detail, hint) = match silent {
+            None => (detail, None),
+            Some(lease) => (
+                with_age(state, detail),
+                Some(format!(
+                    "when {lease} stays silent, `stageline apply --replace {lease}` rents another machine"
+                )),
+            ),
+        };
         lines.push(Line {
             address: address.clone(),
             health,
             detail,
+            hint,
         });
     }
     lines
+}
+
+/// What is said of a silent machine is as old as the last run.
+fn with_age(state: &State, detail: String) -> String {
+    match &state.run {
+        Some(run) => format!("{detail}; what is recorded of it is of {:.0}", run.at),
+        None => detail,
+    }
 }
 
 /// A pipeline is no better than its stages, which come before it.
@@ -344,6 +370,13 @@ fn text(report: &Report, console: &Console) -> String {
             "{address:width$}  {mark}  {}{spent}\n",
             line.detail
         ));
+    }
+    for hint in report
+        .resources
+        .iter()
+        .filter_map(|line| line.hint.as_ref())
+    {
+        text.push_str(&format!("hint: {hint}\n"));
     }
     text.push_str(&format!("{} per hour\n", report.per_hour));
     if let Some(total) = money::total(&report.spent) {

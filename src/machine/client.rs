@@ -19,7 +19,7 @@ use futures::stream::{BoxStream, StreamExt as _};
 use iroh::endpoint::{Connection, RecvStream, SendStream};
 use secrecy::SecretString;
 use stageline_core::id::{LeaseId, Lineage, Name, StageId};
-use stageline_core::resource::{ExposureSpec, PipelineSpec, StageSpec};
+use stageline_core::resource::{Contact, ExposureSpec, PipelineSpec, StageSpec};
 use stageline_core::unit::Millis;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -29,7 +29,7 @@ use super::control::{
 };
 use super::plain::{self, Stripper};
 use super::{AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, Target};
-use crate::pipeline::endpoint::RelaySettings;
+use crate::pipeline::endpoint::RelayAccess;
 use crate::pipeline::keys;
 use crate::pipeline::remote::RemoteInfer;
 
@@ -51,10 +51,10 @@ pub struct ClientOptions {
     pub operator: keys::Secret,
     /// Which life of a topology the machines belong to.
     pub lineage: Lineage,
-    /// The relay to reach them by; none is direct only.
-    pub relay: Option<RelaySettings>,
-    /// Asked for by that relay.
-    pub relay_token: Option<SecretString>,
+    /// Every relay that they may be reached by; none is direct only.
+    pub relays: Vec<RelayAccess>,
+    /// The relay that a delivery tells them to keep to; none is direct only.
+    pub told: Option<RelayAccess>,
     /// Where models are kept that the operator fetches; made when it is needed.
     pub cache: PathBuf,
     /// How long an agent is dialled before it counts as unreachable.
@@ -67,8 +67,8 @@ impl ClientOptions {
         Self {
             operator,
             lineage,
-            relay: None,
-            relay_token: None,
+            relays: Vec::new(),
+            told: None,
             cache,
             dial_timeout: Duration::from_secs(8),
         }
@@ -81,6 +81,7 @@ pub struct AgentClient {
     lineage: Lineage,
     cache: PathBuf,
     dial: dial::Dial,
+    told: Option<RelayAccess>,
     models: model::Models,
 }
 
@@ -113,13 +114,14 @@ impl AgentClient {
         let ClientOptions {
             operator,
             lineage,
-            relay,
-            relay_token,
+            relays,
+            told,
             cache,
             dial_timeout,
         } = options;
         Self {
-            dial: dial::Dial::new(operator.clone(), relay, relay_token, dial_timeout),
+            dial: dial::Dial::new(operator.clone(), relays, dial_timeout),
+            told,
             operator,
             lineage,
             cache,
@@ -136,18 +138,36 @@ impl AgentClient {
         entry: &Target,
         pipeline: &Name,
     ) -> Result<RemoteInfer, MachineError> {
-        let endpoint = self.dial.endpoint().await;
-        let endpoint = endpoint.map_err(|why| MachineError::Unreachable {
-            lease: entry.lease.clone(),
-            why,
-        })?;
+        let endpoint = self.dial.endpoint(&entry.lease).await?;
+        let mut contact = entry.contact.clone();
+        contact.relay = self.dial.relay().or(contact.relay);
         Ok(RemoteInfer::new(
             endpoint.clone(),
             self.lineage,
             pipeline.clone(),
             entry.endpoint,
-            entry.contact.clone(),
+            contact,
         ))
+    }
+
+    /// Makes the endpoint of this computer now, so that a relay that does not take it is known before anything is begun.
+    ///
+    /// # Errors
+    /// What the relay said, and what to do.
+    pub async fn online(&self) -> Result<(), Refusal> {
+        self.dial.bound().await.map(|_| ())
+    }
+
+    /// A machine as others are told to reach it: by the relay that all of them are told.
+    fn peer(&self, target: &Target) -> Peer {
+        let relay = self.told.as_ref().map(|told| told.settings.url.clone());
+        Peer {
+            endpoint: target.endpoint,
+            contact: Contact {
+                relay,
+                ..target.contact.clone()
+            },
+        }
     }
 
     /// Says goodbye to every agent, which would wait for us otherwise.
@@ -333,16 +353,12 @@ impl Machines for AgentClient {
         peers: BTreeMap<Name, Target>,
         api_key: Option<SecretString>,
     ) -> Result<String, MachineError> {
-        let peer = |target: Target| Peer {
-            endpoint: target.endpoint,
-            contact: target.contact,
-        };
         let request = Request::Expose {
             exposure: exposure.clone(),
             spec: spec.clone(),
             peers: peers
                 .into_iter()
-                .map(|(pipeline, target)| (pipeline, peer(target)))
+                .map(|(pipeline, target)| (pipeline, self.peer(&target)))
                 .collect(),
             api_key: api_key.map(Secret),
         };

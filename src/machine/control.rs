@@ -19,6 +19,7 @@ use stageline_core::unit::{Bytes, Millis};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::{AgentStatus, Answer, LogSource};
+use crate::pipeline::endpoint::{RelayAccess, RelaySettings};
 use crate::pipeline::roster::SignedRoster;
 
 /// The protocol's name on a connection.
@@ -91,6 +92,31 @@ pub struct DeliveredShare {
     pub roster: SignedRoster,
 }
 
+/// A relay with all that it asks for, as an agent is told. On the wire and in the owner's file only.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RelayGrant {
+    /// Which one.
+    #[serde(flatten)]
+    pub settings: RelaySettings,
+    /// Asked for by the relay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<Secret>,
+}
+
+impl From<RelayGrant> for RelayAccess {
+    fn from(RelayGrant { settings, token }: RelayGrant) -> Self {
+        let token = token.map(|Secret(token)| token);
+        Self { settings, token }
+    }
+}
+
+impl From<RelayAccess> for RelayGrant {
+    fn from(RelayAccess { settings, token }: RelayAccess) -> Self {
+        let token = token.map(Secret);
+        Self { settings, token }
+    }
+}
+
 /// A pipeline's entry as another machine reaches it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
@@ -123,11 +149,17 @@ pub enum Request {
         size: Bytes,
         /// Where from.
         url: String,
+        /// Asked for by its server.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        token: Option<Secret>,
     },
     /// Makes these shares and rosters the only ones.
     Deliver {
         /// By pipeline.
         pipelines: BTreeMap<Name, DeliveredShare>,
+        /// The relay to keep a connection to from now on; none is direct only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        relay: Option<RelayGrant>,
     },
     /// Starts a worker, or restarts it when its spec changed, and waits until it is ready or has failed.
     Start {

@@ -1,14 +1,16 @@
 //! Fetches a model file from a server into a file of ours, and believes nothing before its digest fits.
 //!
 //! What always holds: no more is taken than the model is long; a transfer that stands still ends; what is in the file on
-//! success is what the digest says, and is synced. It refuses other schemes than http and https, and names the server in
-//! messages without the query of its URL, where people put tokens.
+//! success is what the digest says, and is synced; a token is sent to the server that is named and to no other one it
+//! sends us on to, and never in the clear beyond this computer. It refuses other schemes than http and https, and names
+//! the server in messages without the query of its URL, where people put tokens.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use secrecy::{ExposeSecret as _, SecretString};
 use sha2::Digest as _;
 use stageline_core::id::Sha256;
 use stageline_core::unit::Bytes;
@@ -33,13 +35,14 @@ const SLOWEST: u64 = 64 << 10;
 /// [`Refusal`] with codes `url`, `fetch`, `digest`, `disk` or `disk-full`.
 pub async fn fetch(
     url: &str,
+    token: Option<&SecretString>,
     sha256: &Sha256,
     size: Bytes,
     mut file: File,
     progress: impl Fn(u64),
 ) -> Result<(), Refusal> {
     let whole = Duration::from_secs(120 + size.0 / SLOWEST);
-    let transfer = transfer(url, sha256, size, &mut file, progress);
+    let transfer = transfer((url, token), sha256, size, &mut file, progress);
     match tokio::time::timeout(whole, transfer).await {
         Ok(done) => done,
         Err(_) => Err(failed(
@@ -50,13 +53,13 @@ pub async fn fetch(
 }
 
 async fn transfer(
-    url: &str,
+    (url, token): (&str, Option<&SecretString>),
     sha256: &Sha256,
     size: Bytes,
     file: &mut File,
     progress: impl Fn(u64),
 ) -> Result<(), Refusal> {
-    let response = open(url).await?;
+    let response = open(url, token).await?;
     if let Some(length) = response.content_length()
         && length != size.0
     {
@@ -108,7 +111,7 @@ async fn transfer(
 ///
 /// # Errors
 /// [`Refusal`] with codes `url` or `fetch`.
-pub async fn open(url: &str) -> Result<reqwest::Response, Refusal> {
+pub async fn open(url: &str, token: Option<&SecretString>) -> Result<reqwest::Response, Refusal> {
     // Another part of the process may have installed it already: the same one.
     rustls::crypto::ring::default_provider()
         .install_default()
@@ -120,6 +123,10 @@ pub async fn open(url: &str) -> Result<reqwest::Response, Refusal> {
             let message = format!("{} is not a URL that begins with http or https", shown(url));
             Refusal::new("url", message).hint("correct the `url` of the model in the topology")
         })?;
+    if token.is_some() && !is_private(&parsed) {
+        let message = format!("the token for {} would go out in the clear", shown(url));
+        return Err(Refusal::new("url", message).hint("give the `url` of the model with https"));
+    }
     let client = reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::limited(REDIRECTS_MAX))
         .connect_timeout(CONNECT_MAX)
@@ -127,8 +134,12 @@ pub async fn open(url: &str) -> Result<reqwest::Response, Refusal> {
         .user_agent(concat!("stageline/", env!("CARGO_PKG_VERSION")))
         .build()
         .map_err(|error| failed(url, cause(&error)))?;
-    let response = client
-        .get(parsed)
+    let mut request = client.get(parsed);
+    if let Some(token) = token {
+        // Marked as sensitive by reqwest, which leaves it away when another host, port or scheme is next.
+        request = request.bearer_auth(token.expose_secret());
+    }
+    let response = request
         .send()
         .await
         .map_err(|error| failed(url, cause(&error)))?;
@@ -139,6 +150,16 @@ pub async fn open(url: &str) -> Result<reqwest::Response, Refusal> {
         ));
     }
     Ok(response)
+}
+
+/// Whether nobody on the way can read what is sent.
+fn is_private(url: &reqwest::Url) -> bool {
+    let here = url.host_str().is_some_and(|host| {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let address = host.parse::<std::net::IpAddr>();
+        host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    });
+    url.scheme() == "https" || here
 }
 
 /// A URL without what may be secret in it.
@@ -236,7 +257,7 @@ mod tests {
         let path = dir.path().join("model");
         let file = File::create(&path).expect("made");
         let size = Bytes(u64::try_from(BODY.len()).expect("small"));
-        fetch(url, &sha(), size, file, |_| {}).await?;
+        fetch(url, None, &sha(), size, file, |_| {}).await?;
         Ok(std::fs::read(&path).expect("there"))
     }
 
@@ -267,6 +288,60 @@ mod tests {
         }
         let refusal = check("file:///etc/passwd").await.expect_err("a scheme");
         assert_eq!(refusal.code, "url");
+    }
+
+    #[tokio::test]
+    async fn a_token_goes_to_the_named_server_alone() {
+        use axum::http::{HeaderMap, StatusCode};
+        let other = axum::Router::new().route(
+            "/model",
+            get(|headers: HeaderMap| async move {
+                // A token that comes along would be a leak.
+                match headers.get("authorization") {
+                    None => (StatusCode::OK, BODY.to_vec()),
+                    Some(_) => (StatusCode::IM_A_TEAPOT, Vec::new()),
+                }
+            }),
+        );
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a free port");
+        let there = listener.local_addr().expect("bound");
+        tokio::spawn(async move { axum::serve(listener, other).await });
+        let asks = move |headers: &HeaderMap| {
+            let sent = headers.get("authorization");
+            sent.is_some_and(|sent| sent.as_bytes() == b"Bearer canary")
+        };
+        let app = axum::Router::new()
+            .route(
+                "/model",
+                get(move |headers: HeaderMap| async move {
+                    match asks(&headers) {
+                        true => (StatusCode::OK, BODY.to_vec()),
+                        false => (StatusCode::UNAUTHORIZED, Vec::new()),
+                    }
+                }),
+            )
+            .route("/near", get(|| async { Redirect::temporary("/model") }))
+            .route(
+                "/far",
+                get(move || async move { Redirect::temporary(&format!("http://{there}/model")) }),
+            );
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a free port");
+        let here = listener.local_addr().expect("bound");
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        let token = SecretString::from("canary".to_owned());
+        for path in ["model", "near", "far"] {
+            let answer = open(&format!("http://{here}/{path}"), Some(&token)).await;
+            let answer = answer.unwrap_or_else(|refusal| panic!("{path}: {refusal}"));
+            assert_eq!(answer.bytes().await.expect("read"), BODY);
+        }
+        let without = open(&format!("http://{here}/model"), None).await;
+        assert!(without.expect_err("it asks").message.contains("401"));
+        let clear = open("http://models.example/m", Some(&token)).await;
+        let refusal = clear.expect_err("in the clear");
+        assert_eq!(refusal.code, "url");
+        assert!(refusal.message.contains("in the clear") && !refusal.message.contains("canary"));
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl Keeper {
         let failed = |why: String| Try::Failed(why);
         let addr = address(stage.endpoint, &stage.contact).map_err(failed)?;
         let connection = shared
-            .endpoint
+            .endpoint()
             .connect(addr, STAGE_ALPN)
             .await
             .map_err(|error| failed(chain(&error)))?;

@@ -5,17 +5,19 @@
 //! loopback, unless a bind address says so. What it refuses: public relays by default.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use iroh::endpoint::{IdleTimeout, QuicTransportConfig, presets};
 use iroh::tls::CaTlsConfig;
-use iroh::{Endpoint, EndpointAddr, EndpointId, RelayMap, RelayMode, RelayUrl};
+use iroh::{Endpoint, EndpointAddr, EndpointId, RelayConfig, RelayMap, RelayMode, RelayUrl};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use stageline_core::id::EndpointKey;
 use stageline_core::resource::Contact;
 
+use super::frame::printable;
 use super::keys::Secret;
 
 /// Hidden states from a stage to the next one, and tokens back to the first.
@@ -42,15 +44,35 @@ pub struct RelaySettings {
     pub ca_pem: Option<String>,
 }
 
+/// A relay, and what it asks for.
+#[derive(Clone, Debug, Default)]
+pub struct RelayAccess {
+    /// Which one.
+    pub settings: RelaySettings,
+    /// Asked for by the relay.
+    pub token: Option<SecretString>,
+}
+
+impl PartialEq for RelayAccess {
+    fn eq(&self, other: &Self) -> bool {
+        let token = |access: &Self| {
+            let token = access.token.as_ref();
+            token.map(|token| blake3::hash(token.expose_secret().as_bytes()))
+        };
+        // Digests are compared in constant time.
+        self.settings == other.settings && token(self) == token(other)
+    }
+}
+
 /// What an endpoint is made from.
 #[derive(Default)]
 pub struct EndpointOptions {
     /// Where to listen; none is a free port of 127.0.0.1 without a relay, and of every interface with one.
     pub bind: Option<SocketAddr>,
-    /// None is no relay at all.
-    pub relay: Option<RelaySettings>,
-    /// Asked for by the relay.
-    pub relay_token: Option<SecretString>,
+    /// None is no relay at all. One of several is kept a connection to, all of them can be sent through.
+    pub relays: Vec<RelayAccess>,
+    /// Goes on without a relay that is not there just now, and tries it again and again. One that refuses is an error.
+    pub patient: bool,
     /// What is accepted; a router sets its own.
     pub alpns: Vec<Vec<u8>>,
 }
@@ -74,12 +96,20 @@ pub enum EndpointError {
         /// What the system said.
         why: String,
     },
-    /// The relay did not take us.
-    #[error("relay {url} does not take this endpoint: {why}")]
+    /// The relay answered and does not take us.
+    #[error("the relay {url} does not let this endpoint in: {why}")]
     Denied {
         /// Which one.
         url: String,
         /// What it said.
+        why: String,
+    },
+    /// The relay does not answer, or not as a relay that is trusted.
+    #[error("the relay {url} cannot be used: {why}")]
+    Away {
+        /// Which one.
+        url: String,
+        /// The last thing that was seen.
         why: String,
     },
 }
@@ -87,10 +117,10 @@ pub enum EndpointError {
 /// Makes the endpoint of this process. With a relay, waits until the relay took it.
 pub async fn bind(secret: &Secret, options: EndpointOptions) -> Result<Endpoint, EndpointError> {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-    let address = match (options.bind, &options.relay) {
+    let address = match (options.bind, options.relays.is_empty()) {
         (Some(address), _) => Some(address),
-        (None, None) => Some(loopback),
-        (None, Some(_)) => None,
+        (None, true) => Some(loopback),
+        (None, false) => None,
     };
     let mut builder = Endpoint::builder(presets::Minimal)
         .secret_key(secret.to_iroh())
@@ -107,19 +137,26 @@ pub async fn bind(secret: &Secret, options: EndpointOptions) -> Result<Endpoint,
             .bind_addr(address)
             .map_err(|error| refused(error.to_string()))?;
     }
-    if let Some(relay) = &options.relay {
-        let (map, ca) = relay_map(relay, options.relay_token.as_ref())?;
+    if !options.relays.is_empty() {
+        let (map, ca) = relay_map(&options.relays)?;
         builder = builder.relay_mode(RelayMode::Custom(map));
-        if let Some(ca) = ca {
-            builder = builder.ca_tls_config(ca);
-        }
+        builder = builder.ca_tls_config(ca);
     }
     let endpoint = builder.bind().await.map_err(|error| EndpointError::Bind {
         address: address.map_or_else(|| "a free port".to_owned(), |address| address.to_string()),
         why: chain(&error),
     })?;
-    if let Some(relay) = &options.relay {
-        online(&endpoint, relay).await?;
+    if let Some(relay) = options.relays.first() {
+        match online(&endpoint, &relay.settings.url).await {
+            Ok(()) => {}
+            Err(error @ EndpointError::Away { .. }) if options.patient => {
+                tracing::warn!(%error, "goes on without its relay for now");
+            }
+            Err(error) => {
+                endpoint.close().await;
+                return Err(error);
+            }
+        }
     }
     Ok(endpoint)
 }
@@ -186,61 +223,85 @@ fn transport() -> QuicTransportConfig {
         .build()
 }
 
-fn relay_map(
-    relay: &RelaySettings,
-    token: Option<&SecretString>,
-) -> Result<(RelayMap, Option<CaTlsConfig>), EndpointError> {
-    let wrong = |why: String| EndpointError::Relay {
-        url: relay.url.clone(),
-        why,
-    };
-    let url: RelayUrl = relay
-        .url
-        .parse()
-        .map_err(|error| wrong(format!("not a URL: {error}")))?;
-    if !matches!(url.scheme(), "http" | "https") {
-        return Err(wrong(
-            "a relay is reached by https, or by http for a test".to_owned(),
-        ));
+fn relay_map(relays: &[RelayAccess]) -> Result<(RelayMap, CaTlsConfig), EndpointError> {
+    let map = RelayMap::empty();
+    let mut roots: Vec<CertificateDer<'static>> = Vec::new();
+    for RelayAccess { settings, token } in relays {
+        let wrong = |why: String| EndpointError::Relay {
+            url: settings.url.clone(),
+            why,
+        };
+        let url: RelayUrl = settings
+            .url
+            .parse()
+            .map_err(|error| wrong(format!("not a URL: {error}")))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            let why = "a relay is reached by https, or by http for a test";
+            return Err(wrong(why.to_owned()));
+        }
+        let mut config = RelayConfig::from(url.clone());
+        if let Some(token) = token {
+            config = config.with_auth_token(token.expose_secret());
+        }
+        map.insert(url, Arc::new(config));
+        if let Some(pem) = &settings.ca_pem {
+            let before = roots.len();
+            for root in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+                roots.push(root.map_err(|error| wrong(format!("`ca` is not PEM: {error}")))?);
+            }
+            if roots.len() == before {
+                return Err(wrong("`ca` holds no certificate".to_owned()));
+            }
+        }
     }
-    let mut map = RelayMap::from_iter([url]);
-    if let Some(token) = token {
-        map = map.with_auth_token(token.expose_secret());
-    }
-    let Some(pem) = &relay.ca_pem else {
-        return Ok((map, None));
-    };
-    let roots: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(pem.as_bytes())
-        .collect::<Result<_, _>>()
-        .map_err(|error| wrong(format!("`ca` is not PEM: {error}")))?;
-    if roots.is_empty() {
-        return Err(wrong("`ca` holds no certificate".to_owned()));
-    }
-    Ok((map, Some(CaTlsConfig::custom_roots(roots))))
+    Ok((map, CaTlsConfig::embedded().with_extra_roots(roots)))
 }
 
-/// A wrong token is answered by a refusal that the client retries for ever, so it is looked for.
-async fn online(endpoint: &Endpoint, relay: &RelaySettings) -> Result<(), EndpointError> {
+/// Waits until a relay took this endpoint. One that refuses is asked again for ever by iroh, so the refusal is looked for.
+async fn online(endpoint: &Endpoint, url: &str) -> Result<(), EndpointError> {
     use iroh::Watcher as _;
-    if tokio::time::timeout(ONLINE_MAX, endpoint.online())
-        .await
-        .is_ok()
-    {
-        return Ok(());
+    let mut watcher = endpoint.home_relay_status();
+    let settled = async {
+        let mut status = watcher.get();
+        loop {
+            if status.iter().any(iroh::endpoint::RelayStatus::is_connected) {
+                return Ok(());
+            }
+            let denied = status.iter().find_map(|one| one.auth_denied_reason());
+            if let Some(why) = denied {
+                return Err(EndpointError::Denied {
+                    url: url.to_owned(),
+                    why: denial(why),
+                });
+            }
+            match watcher.updated().await {
+                Ok(next) => status = next,
+                // The endpoint is being closed.
+                Err(_) => std::future::pending().await,
+            }
+        }
+    };
+    if let Ok(settled) = tokio::time::timeout(ONLINE_MAX, settled).await {
+        return settled;
     }
     let status = endpoint.home_relay_status().get();
-    let why = status
-        .iter()
-        .find_map(|status| {
-            let denied = status.auth_denied_reason().map(ToOwned::to_owned);
-            denied.or_else(|| status.last_error().map(ToString::to_string))
-        })
-        .unwrap_or_else(|| format!("no answer within {} s", ONLINE_MAX.as_secs()));
-    endpoint.close().await;
-    Err(EndpointError::Denied {
-        url: relay.url.clone(),
+    let last = status.iter().find_map(|one| one.last_error());
+    let why = last.map_or_else(
+        || format!("no answer within {} s", ONLINE_MAX.as_secs()),
+        |error| chain(error),
+    );
+    Err(EndpointError::Away {
+        url: url.to_owned(),
         why,
     })
+}
+
+/// What a relay said when it refused: its own words, of which nothing is trusted.
+fn denial(why: &str) -> String {
+    match printable(why, 200) {
+        said if said.trim().is_empty() => "it gives no reason".to_owned(),
+        said => said,
+    }
 }
 
 /// Whether an address is only good on this computer.
@@ -270,17 +331,32 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_compared_and_never_shown() {
+        let access = |token: &str| RelayAccess {
+            settings: RelaySettings::default(),
+            token: Some(token.to_owned().into()),
+        };
+        assert_eq!(access("canary"), access("canary"));
+        assert_ne!(access("canary"), access("another"));
+        assert!(!format!("{:?}", access("canary")).contains("canary"));
+    }
+
+    #[test]
     fn relay_settings_that_make_no_sense_are_named() {
         let why = |url: &str, ca: Option<&str>| {
             let settings = RelaySettings {
                 url: url.to_owned(),
                 ca_pem: ca.map(ToOwned::to_owned),
             };
-            relay_map(&settings, None)
-                .map(|(map, ca)| (map.len(), ca.is_some()))
+            let access = RelayAccess {
+                settings,
+                token: None,
+            };
+            relay_map(&[access])
+                .map(|(map, _)| map.len())
                 .map_err(|error| error.to_string())
         };
-        assert_eq!(why("https://relay.example:3340", None), Ok((1, false)));
+        assert_eq!(why("https://relay.example:3340", None), Ok(1));
         assert!(
             why("relay", None)
                 .expect_err("no URL")

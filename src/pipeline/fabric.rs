@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,7 +23,7 @@ use super::hello::EdgeKind;
 use super::infer::{Events, Infer, InferCode, InferError, Request};
 use super::link::WorkerLink;
 use super::node::{Node, StageHandle};
-use super::remote::RemoteInfer;
+use super::remote::{Dialler, RemoteInfer};
 use super::roster::{KeepRosters, Roster, RosterError, SignedRoster};
 use super::stage::{Place, Timing};
 use crate::ambient::{SharedClock, random};
@@ -78,7 +78,8 @@ pub struct StageState {
 }
 
 pub(super) struct Shared {
-    pub(super) endpoint: Endpoint,
+    /// Changes when the agent moves to another relay.
+    endpoint: RwLock<Endpoint>,
     pub(super) key: EndpointKey,
     pub(super) config: FabricConfig,
     pub(super) timing: Timing,
@@ -121,7 +122,7 @@ impl Fabric {
         let key = EndpointKey(*endpoint.id().as_bytes());
         Self {
             shared: Arc::new(Shared {
-                endpoint,
+                endpoint: RwLock::new(endpoint),
                 key,
                 config,
                 timing,
@@ -218,8 +219,8 @@ impl Fabric {
             return self.infer(pipeline);
         }
         let shared = &self.shared;
-        Arc::new(RemoteInfer::new(
-            shared.endpoint.clone(),
+        Arc::new(RemoteInfer::from(
+            Dialler::Fabric(Arc::clone(shared)),
             shared.config.lineage,
             pipeline.clone(),
             entry,
@@ -276,8 +277,14 @@ impl Fabric {
     }
 
     /// The endpoint.
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.shared.endpoint
+    pub fn endpoint(&self) -> Endpoint {
+        self.shared.endpoint()
+    }
+
+    /// From now on everybody is dialled from this one, which has the same key. Edges of the old one end with it and are
+    /// made again.
+    pub fn set_endpoint(&self, endpoint: Endpoint) {
+        *self.shared.endpoint.write().expect("no holder panics") = endpoint;
     }
 }
 
@@ -293,6 +300,10 @@ impl Known {
 }
 
 impl Shared {
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.endpoint.read().expect("no holder panics").clone()
+    }
+
     pub(super) fn roster(&self, pipeline: &Name) -> Option<(SignedRoster, Roster)> {
         let known = self.known();
         let known = known.get(pipeline)?;
@@ -542,8 +553,8 @@ impl Infer for Prompts {
                     Arc::clone(remote)
                 }
                 Some(_) | None => {
-                    let new = Arc::new(RemoteInfer::new(
-                        self.shared.endpoint.clone(),
+                    let new = Arc::new(RemoteInfer::from(
+                        Dialler::Fabric(Arc::clone(&self.shared)),
                         self.shared.config.lineage,
                         self.pipeline.clone(),
                         stage.endpoint,

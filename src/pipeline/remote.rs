@@ -16,6 +16,7 @@ use tokio::sync::Mutex;
 
 use super::edge;
 use super::endpoint::{INFER_ALPN, address, chain};
+use super::fabric::Shared;
 use super::frame::{failure, printable};
 use super::hello::{Answer, EdgeKind, HELLO_MAX, Hello, PROTOCOL, read_message, write_message};
 use super::infer::{Event, Events, Infer, InferCode, InferError, Request};
@@ -30,12 +31,29 @@ const MESSAGE_MAX: usize = 4096;
 
 /// The way to a pipeline's entry. Connects at the first request and again after a loss; one connection for all requests.
 pub struct RemoteInfer {
-    endpoint: Endpoint,
+    from: Dialler,
     lineage: Lineage,
     pipeline: Name,
     entry: EndpointKey,
     contact: Contact,
     connection: Mutex<Option<Arc<Open>>>,
+}
+
+/// Where it is dialled from.
+pub(super) enum Dialler {
+    /// One endpoint for good.
+    Own(Endpoint),
+    /// The one that a fabric has then.
+    Fabric(Arc<Shared>),
+}
+
+impl Dialler {
+    fn endpoint(&self) -> Endpoint {
+        match self {
+            Self::Own(endpoint) => endpoint.clone(),
+            Self::Fabric(shared) => shared.endpoint(),
+        }
+    }
 }
 
 /// A connection after its hello. The first stream stays open as long as it does.
@@ -59,8 +77,18 @@ impl RemoteInfer {
         entry: EndpointKey,
         contact: Contact,
     ) -> Self {
+        Self::from(Dialler::Own(endpoint), lineage, pipeline, entry, contact)
+    }
+
+    pub(super) fn from(
+        from: Dialler,
+        lineage: Lineage,
+        pipeline: Name,
+        entry: EndpointKey,
+        contact: Contact,
+    ) -> Self {
         Self {
-            endpoint,
+            from,
             lineage,
             pipeline,
             entry,
@@ -89,7 +117,8 @@ impl RemoteInfer {
     async fn connect(&self) -> Result<Open, InferError> {
         let addr = address(self.entry, &self.contact).map_err(|why| self.unreachable(&why))?;
         let connection = self
-            .endpoint
+            .from
+            .endpoint()
             .connect(addr, INFER_ALPN)
             .await
             .map_err(|error| self.unreachable(&chain(&error)))?;

@@ -77,7 +77,7 @@ impl Agent {
     fn roster_stage(&self) -> RosterStage {
         RosterStage {
             endpoint: self.key,
-            contact: endpoint::contact(self.fabric.endpoint()),
+            contact: endpoint::contact(&self.fabric.endpoint()),
             layers: None,
         }
     }

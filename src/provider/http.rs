@@ -79,8 +79,9 @@ pub fn package(boot: &Boot, listen: Option<std::net::SocketAddr>) -> Package {
             lease: boot.lease.clone(),
             generation: boot.generation,
             attempt: boot.attempt,
-            relay: boot.relay.clone(),
+            relay: None,
             listen,
         },
+        relay: boot.relay.clone().map(Into::into),
     }
 }

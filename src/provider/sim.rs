@@ -369,7 +369,7 @@ impl Provider for SimProvider {
                 let shapes = state.accounts[&self.name].shapes.iter();
                 let fit = shapes.filter(|s| all || requirement.misfits(&s.facts).is_empty());
                 Ok(fit
-                    .filter_map(|shape| state.quote(&self.name, shape, now))
+                    .filter_map(|shape| state.shown(&self.name, shape, now))
                     .collect())
             }
         };

@@ -1,5 +1,6 @@
 //! Deliveries: models in pieces, cut and resumed, on a full disk, kept over a restart.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -24,6 +25,7 @@ fn model(dir: &Path) -> (Vec<u8>, ModelRef) {
         sha256: Sha256(sha2::Sha256::digest(&bytes).into()),
         size: Bytes(u64::try_from(bytes.len()).expect("small")),
         origin: ModelOrigin::Operator(path),
+        token: None,
     };
     (bytes, model)
 }
@@ -40,6 +42,7 @@ fn spec(target: &Target, model: &ModelRef) -> DeliverySpec {
     });
     DeliverySpec {
         pipelines: [(pipeline(), share)].into(),
+        relay: None,
     }
 }
 
@@ -55,6 +58,7 @@ async fn deliver(
         spec,
         revision: JournalNumber(revision),
         peers: peers(&[target]),
+        tokens: &BTreeMap::new(),
         progress: &|done, _| reports.lock().expect("alive").push(done),
     };
     world.client.deliver(target, delivery).await?;
@@ -115,6 +119,7 @@ async fn a_cut_delivery_goes_on_where_it_was() {
             spec: &spec,
             revision: JournalNumber(1),
             peers: peers(&[&target]),
+            tokens: &BTreeMap::new(),
             progress: &|done, total| {
                 if done > total / 2 {
                     half.notify_one();
@@ -196,7 +201,8 @@ async fn a_machine_fetches_a_model_itself_and_forgets_it_when_told() {
     assert!(std::fs::read(&path).expect("there") == bytes);
 
     let nothing = DeliverySpec {
-        pipelines: std::collections::BTreeMap::new(),
+        pipelines: BTreeMap::new(),
+        relay: None,
     };
     deliver(&world, &target, &nothing, 2)
         .await

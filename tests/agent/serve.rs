@@ -202,12 +202,14 @@ async fn a_listener_on_another_machine_needs_leave() {
     share.prompt_from = vec![lease(1)];
     let spec = DeliverySpec {
         pipelines: [(pipeline(), share)].into(),
+        relay: None,
     };
     for target in [&entry, &other] {
         let delivery = Delivery {
             spec: &spec,
             revision: JournalNumber(2),
             peers: super::peers(&[&entry, &other]),
+            tokens: &BTreeMap::new(),
             progress: &|_, _| {},
         };
         let delivered = world.client.deliver(target, delivery).await;

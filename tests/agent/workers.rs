@@ -26,11 +26,7 @@ async fn why(world: &World, target: &Target, engine: EngineSpec) -> (String, Str
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_does_not_become_ready_is_explained() {
     let world = World::new();
-    let (agent, target) = world.agent(0).await;
-    world
-        .deliver(&[&target], &[&target])
-        .await
-        .expect("delivered");
+    let (agent, target) = world.delivered().await;
     let table = [
         (
             command(&["no-such-program-here"]),
@@ -129,11 +125,7 @@ fn check() -> PipelineSpec {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_dies_at_the_first_request_is_named_and_given_up_in_the_end() {
     let world = World::new();
-    let (agent, target) = world.agent(0).await;
-    world
-        .deliver(&[&target], &[&target])
-        .await
-        .expect("delivered");
+    let (agent, target) = world.delivered().await;
     let dies = format!("{READY}; read line; echo cannot multiply >&2; exit 4");
     let spec = spec(0, 0, 1, shell(&dies));
     world
@@ -173,11 +165,7 @@ async fn a_worker_that_dies_at_the_first_request_is_named_and_given_up_in_the_en
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage_after_ready_costs_the_worker_and_not_the_agent() {
     let world = World::new();
-    let (agent, target) = world.agent(0).await;
-    world
-        .deliver(&[&target], &[&target])
-        .await
-        .expect("delivered");
+    let (agent, target) = world.delivered().await;
     let garbage = format!("{READY}; read line; head -c 3000000 /dev/zero; sleep 60");
     world
         .start(&target, 0, &spec(0, 0, 1, shell(&garbage)))
@@ -204,11 +192,7 @@ async fn garbage_after_ready_costs_the_worker_and_not_the_agent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_sees_its_secrets_and_its_log_does_not() {
     let world = World::new();
-    let (agent, target) = world.agent(0).await;
-    world
-        .deliver(&[&target], &[&target])
-        .await
-        .expect("delivered");
+    let (agent, target) = world.delivered().await;
     let chatty = format!(
         r"printf '\033[2Jkey=%s of %s\n' $TOKEN $STAGE >&2; {READY}; while read line; do echo more >&2; done"
     );

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use stageline::ambient::Clock as _;
+use stageline::core::event::Event;
 use stageline::core::id::Address;
 use stageline::core::journal::Verb as StepVerb;
 use stageline::core::offer::Facts;
@@ -334,6 +336,42 @@ fn a_blind_listing_is_no_empty_one() {
         world.faults(FaultTable::none());
         world.check_gone(&world.destroy());
     }
+}
+
+/// An end that cannot be proven is asked for again for about two minutes. Whoever waits is told at once why, for how long,
+/// and then every now and then; in the end the machine stays on the books as one that may cost money.
+#[test]
+fn a_destroy_that_cannot_see_says_so_while_it_tries() {
+    let world = World::new();
+    world.apply(TWO);
+    let faults = always(Verb::List, Fault::AuthRevoked);
+    world.faults(faults.on(Verb::Find, When::Always, Fault::AuthRevoked));
+    let before = world.clock.boottime();
+    let report = world.destroy();
+    let took = world.clock.boottime().saturating_sub(before);
+    assert!(took >= 2 * MINUTE && took < 3 * MINUTE, "{took:?}");
+    let doubts = report.summary.failed.iter();
+    assert!(doubts.clone().all(|failed| failed.in_doubt));
+    assert_eq!(doubts.count(), 2);
+    for lease in ["lease.box[0]", "lease.box[1]"] {
+        let of_it = |address: &Address| address.to_string() == lease;
+        let mut retries = report.events.iter().filter_map(|event| {
+            let Event::Retrying { address, cause, .. } = event else {
+                return None;
+            };
+            of_it(address).then_some(&cause.message)
+        });
+        let told = retries.next().expect("it says what is in the way");
+        assert!(told.contains("given up after 2m"), "{told}");
+        assert_eq!(retries.next(), None, "once");
+        let waits = report
+            .events
+            .iter()
+            .filter(|event| matches!(event, Event::Waiting { address, .. } if of_it(address)));
+        assert!(waits.count() > 10, "and that it still waits");
+    }
+    world.faults(FaultTable::none());
+    world.check_gone(&world.destroy());
 }
 
 #[test]

@@ -43,11 +43,8 @@ fn one_signal_stops_in_order_and_says_what_is_up() {
         send(&child, signal);
         let ran = Ran::of("apply".to_owned(), finish(child));
         // The promise is 2 s; the rest is for a computer with much else to do.
-        assert!(
-            sent.elapsed() < Duration::from_secs(6),
-            "{:?}",
-            sent.elapsed()
-        );
+        let took = sent.elapsed();
+        assert!(took < Duration::from_millis(3500), "{signal:?}: {took:?}");
         ran.exits(130).says("interrupted");
         ran.says("lease.node[0] is up: machine sl-")
             .says("$0.50 per hour");

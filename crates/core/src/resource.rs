@@ -110,6 +110,53 @@ pub struct Account {
 pub struct DeliverySpec {
     /// One for each pipeline with a stage on this machine.
     pub pipelines: BTreeMap<Name, PipelineShare>,
+    /// The relay that the agent keeps a connection to; none is direct only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<RelaySpec>,
+}
+
+/// A relay by what it is told from another, without anything secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RelaySpec {
+    /// Which one.
+    pub url: String,
+    /// Certificates that are trusted besides the usual roots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<CaSpec>,
+    /// Asked for by the relay; by reference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<SecretRef>,
+    /// Tells a changed token from an unchanged one; salted with the lineage. None while the token was not at hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_digest: Option<Fingerprint>,
+}
+
+/// A file with certificates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CaSpec {
+    /// Where, from the topology's folder.
+    pub path: std::path::PathBuf,
+    /// What is in it; none while nobody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Fingerprint>,
+}
+
+impl RelaySpec {
+    /// Whether an agent that was told the one has what the other says. What is not known on one side is not a change.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        fn same<T: PartialEq>(one: Option<&T>, other: Option<&T>) -> Option<bool> {
+            Some(one? == other?)
+        }
+        let ca = match (&self.ca, &other.ca) {
+            (Some(one), Some(other)) => {
+                same(one.digest.as_ref(), other.digest.as_ref()).unwrap_or(one.path == other.path)
+            }
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        let token = same(self.token_digest.as_ref(), other.token_digest.as_ref())
+            .unwrap_or(self.token == other.token);
+        self.url == other.url && ca && token && self.token.is_some() == other.token.is_some()
+    }
 }
 
 /// One machine's share of a pipeline.
@@ -156,6 +203,9 @@ pub struct ModelRef {
     pub size: Bytes,
     /// Where the bytes come from; not part of what it is.
     pub origin: ModelOrigin,
+    /// Asked for by the server of a URL, by reference; not part of what it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<SecretRef>,
 }
 
 /// Where the bytes of a model come from.
@@ -471,5 +521,44 @@ pub fn stage_of(address: &Address) -> Option<&StageId> {
         | Address::Bundle(_)
         | Address::Pipeline(_)
         | Address::Exposure(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_that_is_not_known_to_have_changed_has_not() {
+        let relay = |token: Option<&str>, digest: Option<u8>, ca: Option<u8>| RelaySpec {
+            url: "https://relay.example".to_owned(),
+            ca: Some(CaSpec {
+                path: "ca.pem".into(),
+                digest: ca.map(|byte| Fingerprint([byte; 32])),
+            }),
+            token: token.map(|name| SecretRef::Env(name.to_owned())),
+            token_digest: digest.map(|byte| Fingerprint([byte; 32])),
+        };
+        let told = relay(Some("A"), Some(1), Some(1));
+        for (other, same) in [
+            (relay(Some("A"), Some(1), Some(1)), true),
+            // The same token by another name.
+            (relay(Some("B"), Some(1), Some(1)), true),
+            (relay(Some("A"), Some(2), Some(1)), false),
+            (relay(Some("A"), Some(1), Some(2)), false),
+            // Nobody had it at hand.
+            (relay(Some("A"), None, Some(1)), true),
+            (relay(Some("B"), None, Some(1)), false),
+            (relay(Some("A"), Some(1), None), true),
+            (relay(None, None, Some(1)), false),
+        ] {
+            assert_eq!(told.says_the_same(&other), same, "{other:?}");
+            assert_eq!(other.says_the_same(&told), same, "{other:?}");
+        }
+        let elsewhere = RelaySpec {
+            url: "https://other.example".to_owned(),
+            ..told.clone()
+        };
+        assert!(!told.says_the_same(&elsewhere));
     }
 }

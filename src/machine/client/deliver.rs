@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iroh::endpoint::{Connection, RecvStream, SendStream};
+use secrecy::SecretString;
 use stageline_core::id::{EndpointKey, LeaseId, Name, Sha256};
 use stageline_core::model::{Index, Parsed};
 use stageline_core::resource::{Contact, ModelOrigin, ModelRef, PipelineShare, Shard};
@@ -16,15 +17,18 @@ use tokio::time::timeout;
 use super::model::ModelFile;
 use super::{AgentClient, GRACE, Lost, QUIETLY, REQUEST_MAX, answer, lost, odd, open, refused};
 use crate::machine::control::{
-    CHUNK_MAX, Chunk, DeliveredShare, Envelope, Refusal, Reply, Request, Span, VERSION,
+    CHUNK_MAX, Chunk, DeliveredShare, Envelope, Refusal, Reply, Request, Secret, Span, VERSION,
 };
 use crate::machine::spans::Spans;
 use crate::machine::{Delivery, MachineError, Target};
-use crate::pipeline::keys::Secret;
+use crate::pipeline::keys;
 use crate::pipeline::roster::{Roster, RosterHead, SignedRoster};
 
 /// How long the other side may take no byte.
 const STALL_MAX: Duration = Duration::from_secs(60);
+
+/// A machine that is told another relay tries it first.
+const RELAY_MAX: Duration = Duration::from_secs(15);
 
 /// Where the bytes of a model come from, and which of them are needed.
 struct Needed {
@@ -36,8 +40,8 @@ struct Needed {
 enum Source {
     /// We send them.
     File(Arc<ModelFile>),
-    /// The machine fetches them.
-    Url(String),
+    /// The machine fetches them, with what their server asks for.
+    Url(String, Option<SecretString>),
 }
 
 impl AgentClient {
@@ -52,10 +56,12 @@ impl AgentClient {
         for (pipeline, share) in &delivery.spec.pipelines {
             let spans = match &share.shard {
                 None => Spans::default(),
-                Some(shard) => self
-                    .need(shard, &mut models, delivery.progress)
-                    .await
-                    .map_err(ours)?,
+                Some(shard) => {
+                    let token = delivery.tokens.get(pipeline);
+                    self.need(shard, token, &mut models, delivery.progress)
+                        .await
+                        .map_err(ours)?
+                }
             };
             let roster = self.roster(pipeline, share, &delivery).map_err(ours)?;
             let share = DeliveredShare {
@@ -72,14 +78,30 @@ impl AgentClient {
             self.bring(target, needed, &progress).await?;
             before += needed.spans.bytes();
         }
-        let request = Request::Deliver { pipelines: shares };
-        self.ask_done(target, request, GRACE, QUIETLY).await
+        let relay = self.told.clone();
+        let (planned, ours) = (
+            delivery.spec.relay.as_ref().map(|relay| &relay.url),
+            relay.as_ref().map(|relay| &relay.settings.url),
+        );
+        if planned != ours {
+            let message = "the plan names another relay than the topology does now";
+            return Err(refused(
+                &target.lease,
+                Refusal::new("relay", message).hint("plan again"),
+            ));
+        }
+        let request = Request::Deliver {
+            pipelines: shares,
+            relay: relay.map(Into::into),
+        };
+        self.ask_done(target, request, RELAY_MAX, QUIETLY).await
     }
 
     /// Adds what a shard needs to the models of this delivery; returns its ranges.
     async fn need(
         &self,
         shard: &Shard,
+        token: Option<&SecretString>,
         models: &mut BTreeMap<Sha256, Needed>,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Spans, Refusal> {
@@ -89,14 +111,17 @@ impl AgentClient {
             ModelOrigin::Operator(path) => Source::File(self.models.open(path, model).await?),
             ModelOrigin::OperatorUrl(url) => {
                 let told = |done| progress(done, size);
-                let path = self.models.fetched(url, model, &self.cache, told).await?;
+                let path = self
+                    .models
+                    .fetched(url, token, model, &self.cache, told)
+                    .await?;
                 Source::File(self.models.open(&path, model).await?)
             }
-            ModelOrigin::MachineUrl(url) => Source::Url(url.clone()),
+            ModelOrigin::MachineUrl(url) => Source::Url(url.clone(), token.cloned()),
         };
         let spans = match &source {
             Source::File(file) => ranges(file, shard).await?,
-            Source::Url(_) => Spans::whole(size),
+            Source::Url(..) => Spans::whole(size),
         };
         let entry = models.entry(model.sha256).or_insert_with(|| Needed {
             model: model.clone(),
@@ -122,7 +147,10 @@ impl AgentClient {
         let peers: BTreeMap<LeaseId, (EndpointKey, Contact)> = delivery
             .peers
             .iter()
-            .map(|(lease, peer)| (lease.clone(), (peer.endpoint, peer.contact.clone())))
+            .map(|(lease, target)| {
+                let peer = self.peer(target);
+                (lease.clone(), (peer.endpoint, peer.contact))
+            })
             .collect();
         let prompters = share
             .prompt_from
@@ -151,11 +179,12 @@ impl AgentClient {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<(), MachineError> {
         match &needed.source {
-            Source::Url(url) => {
+            Source::Url(url, token) => {
                 let request = Request::Fetch {
                     sha256: needed.model.sha256,
                     size: needed.model.size,
                     url: url.clone(),
+                    token: token.clone().map(Secret),
                 };
                 let told = |_: &str, done: u64, _: u64| progress(done);
                 self.ask_done(target, request, REQUEST_MAX, &told).await?;
@@ -181,7 +210,7 @@ impl AgentClient {
     }
 }
 
-fn sign(roster: &Roster, operator: &Secret) -> Result<SignedRoster, Refusal> {
+fn sign(roster: &Roster, operator: &keys::Secret) -> Result<SignedRoster, Refusal> {
     roster
         .sign(operator)
         .map_err(|error| Refusal::new("roster", format!("{}: {error}", roster.pipeline)))

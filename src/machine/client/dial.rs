@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use iroh::Endpoint;
 use iroh::endpoint::{Connection, ConnectionError};
-use secrecy::SecretString;
-use stageline_core::id::EndpointKey;
+use stageline_core::id::{EndpointKey, LeaseId};
 use stageline_core::resource::Contact;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
@@ -15,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Lost, refused, unreachable};
 use crate::machine::control::{ALPN, NOT_THE_OPERATOR, Refusal};
 use crate::machine::{MachineError, Target};
-use crate::pipeline::endpoint::{self, EndpointOptions, RelaySettings};
+use crate::pipeline::endpoint::{self, EndpointError, EndpointOptions, RelayAccess};
 use crate::pipeline::keys::Secret;
 
 /// Between two tries at first; doubles.
@@ -24,11 +23,13 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// The longest pause between two tries.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
+/// Longest that agents are told goodbye.
+const CLOSE_MAX: Duration = Duration::from_millis(400);
+
 /// Connections to agents.
 pub(super) struct Dial {
     secret: Secret,
-    relay: Option<RelaySettings>,
-    relay_token: Option<SecretString>,
+    relays: Vec<RelayAccess>,
     dial_timeout: Duration,
     endpoint: OnceCell<Endpoint>,
     slots: Mutex<BTreeMap<EndpointKey, Arc<Slot>>>,
@@ -38,16 +39,10 @@ pub(super) struct Dial {
 type Slot = tokio::sync::Mutex<Option<(Contact, Connection)>>;
 
 impl Dial {
-    pub(super) fn new(
-        secret: Secret,
-        relay: Option<RelaySettings>,
-        relay_token: Option<SecretString>,
-        dial_timeout: Duration,
-    ) -> Self {
+    pub(super) fn new(secret: Secret, relays: Vec<RelayAccess>, dial_timeout: Duration) -> Self {
         Self {
             secret,
-            relay,
-            relay_token,
+            relays,
             dial_timeout,
             endpoint: OnceCell::new(),
             slots: Mutex::default(),
@@ -56,7 +51,9 @@ impl Dial {
 
     pub(super) async fn close(&self) {
         if let Some(endpoint) = self.endpoint.get() {
-            endpoint.close().await;
+            // An agent that is silent does not hear the goodbye, and nobody waits for it.
+            let goodbye = tokio::time::timeout(CLOSE_MAX, endpoint.close());
+            goodbye.await.ok();
         }
     }
 
@@ -106,27 +103,41 @@ impl Dial {
         Ok((connection, false))
     }
 
-    pub(super) async fn endpoint(&self) -> Result<&Endpoint, String> {
+    /// Our endpoint.
+    pub(super) async fn bound(&self) -> Result<&Endpoint, Refusal> {
         let bind = || async {
             let options = EndpointOptions {
-                relay: self.relay.clone(),
-                relay_token: self.relay_token.clone(),
+                relays: self.relays.clone(),
                 ..EndpointOptions::default()
             };
             endpoint::bind(&self.secret, options).await
         };
         let bound = self.endpoint.get_or_try_init(bind).await;
-        bound.map_err(|error| format!("this computer has no endpoint: {error}"))
+        bound.map_err(|error| no_endpoint(&error))
+    }
+
+    /// Our endpoint, for talking to this machine. A relay that refuses us is no silence of the machine's.
+    pub(super) async fn endpoint(&self, lease: &LeaseId) -> Result<&Endpoint, MachineError> {
+        let bound = self.bound().await;
+        bound.map_err(|refusal| refused(lease, refusal))
+    }
+
+    /// The relay that machines are reached by at best.
+    pub(super) fn relay(&self) -> Option<String> {
+        let first = self.relays.first()?;
+        Some(first.settings.url.clone())
     }
 
     async fn dial(&self, target: &Target) -> Result<Connection, MachineError> {
         let lease = &target.lease;
-        let endpoint = self
-            .endpoint()
-            .await
+        let endpoint = self.endpoint(lease).await?;
+        let mut address = endpoint::address(target.endpoint, &target.contact)
             .map_err(|why| unreachable(lease, why))?;
-        let address = endpoint::address(target.endpoint, &target.contact)
-            .map_err(|why| unreachable(lease, why))?;
+        // It may be on its way from one relay to another, or have been when we were cut off.
+        let urls = self.relays.iter().map(|relay| relay.settings.url.parse());
+        for url in urls.flatten() {
+            address = address.with_relay_url(url);
+        }
         if address.is_empty() {
             return Err(unreachable(lease, "it has told no address yet"));
         }
@@ -161,6 +172,20 @@ fn is_stranger(reason: &ConnectionError) -> bool {
         | ConnectionError::LocallyClosed
         | ConnectionError::CidsExhausted => false,
     }
+}
+
+/// Why there is no endpoint here, and who must act.
+fn no_endpoint(error: &EndpointError) -> Refusal {
+    let message = format!("this computer has no endpoint: {error}");
+    let hint = match error {
+        EndpointError::Denied { .. } => "check `token` of [relay]",
+        EndpointError::Relay { .. } => "mend [relay] of the topology",
+        EndpointError::Away { .. } => {
+            "check `url` and `ca` of [relay], and that the relay runs and can be reached from here"
+        }
+        EndpointError::Bind { .. } => "look at what else uses this address",
+    };
+    Refusal::new("relay", message).hint(hint)
 }
 
 fn stranger() -> Refusal {

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use secrecy::SecretString;
 use sha2::Digest as _;
 use stageline_core::id::Sha256;
 use stageline_core::resource::ModelRef;
@@ -69,6 +70,7 @@ impl Models {
     pub(super) async fn fetched(
         &self,
         url: &str,
+        token: Option<&SecretString>,
         model: &ModelRef,
         cache: &Path,
         progress: impl Fn(u64),
@@ -86,7 +88,7 @@ impl Models {
         std::fs::create_dir_all(cache).map_err(disk)?;
         let temporary = path.with_extension("download");
         let file = File::create(&temporary).map_err(disk)?;
-        let fetched = fetch::fetch(url, &model.sha256, model.size, file, progress).await;
+        let fetched = fetch::fetch(url, token, &model.sha256, model.size, file, progress).await;
         if fetched.is_err() {
             std::fs::remove_file(&temporary).ok();
         }
@@ -198,6 +200,7 @@ mod tests {
             sha256: Sha256(sha2::Sha256::digest(bytes).into()),
             size: Bytes(u64::try_from(bytes.len()).expect("small")),
             origin: ModelOrigin::Operator(path.to_owned()),
+            token: None,
         }
     }
 

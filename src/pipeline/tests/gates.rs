@@ -14,9 +14,33 @@ async fn stranger(secret: &Secret) -> iroh::Endpoint {
 }
 
 async fn connect(from: &iroh::Endpoint, to: &Agent, alpn: &[u8]) -> Connection {
-    let contact = endpoint::contact(to.fabric.endpoint());
+    let contact = endpoint::contact(&to.fabric.endpoint());
     let addr = endpoint::address(to.key, &contact).expect("a key");
     soon(from.connect(addr, alpn)).await.expect("it listens")
+}
+
+/// Two stages; the first one's key is in the hands of whoever owns that machine, and no agent of ours.
+async fn owned_by_another() -> (Ring, iroh::Endpoint) {
+    let mut ring = Ring::new(2).await;
+    let key = Secret::new([50; 32]);
+    let raw = stranger(&key).await;
+    ring.roster.stages[0].endpoint = key.endpoint();
+    ring.roster.stages[0].contact = endpoint::contact(&raw);
+    known_to(&ring, 1);
+    (ring, raw)
+}
+
+/// One agent has the roster as it is now.
+fn known_to(ring: &Ring, agent: usize) {
+    let taken = ring.agents[agent].fabric.set_roster(ring.signed());
+    taken.expect("newer");
+}
+
+/// The way to the entry of a ring, from an endpoint.
+fn way(ring: &Ring, from: &iroh::Endpoint) -> RemoteInfer {
+    let entry = &ring.roster.stages[0];
+    let contact = entry.contact.clone();
+    RemoteInfer::new(from.clone(), LINEAGE, name("p"), entry.endpoint, contact)
 }
 
 fn hello(roster: &SignedRoster, epoch: u64) -> Hello {
@@ -56,10 +80,7 @@ async fn close_reason(connection: &Connection) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_stage_before_gets_an_edge() {
     let ring = Ring::new(2).await;
-    ring.agents[1]
-        .fabric
-        .set_roster(ring.signed())
-        .expect("newer");
+    known_to(&ring, 1);
     let signed = ring.signed();
     let thief = stranger(&Secret::new([99; 32])).await;
 
@@ -110,17 +131,11 @@ async fn only_the_stage_before_gets_an_edge() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_roster_is_answered_with_the_newer_one() {
     let mut ring = Ring::new(2).await;
-    ring.agents[0]
-        .fabric
-        .set_roster(ring.signed())
-        .expect("first");
+    known_to(&ring, 0);
     let old = ring.signed();
     ring.roster.revision = JournalNumber(4);
     ring.roster.limits.max_in_flight = 3;
-    ring.agents[1]
-        .fabric
-        .set_roster(ring.signed())
-        .expect("first");
+    known_to(&ring, 1);
     eventually("both have the newer one", async || {
         let roster = ring.agents[0].fabric.roster(&name("p"));
         roster.is_some_and(|(_, roster)| roster.revision == JournalNumber(4))
@@ -141,15 +156,7 @@ async fn an_older_roster_is_answered_with_the_newer_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nonsense_after_the_hello_costs_the_edge_and_nothing_else() {
-    let mut ring = Ring::new(2).await;
-    // The first stage's key is in the hands of whoever owns that machine.
-    let raw = stranger(&Secret::new([50; 32])).await;
-    ring.roster.stages[0].endpoint = Secret::new([50; 32]).endpoint();
-    ring.roster.stages[0].contact = endpoint::contact(&raw);
-    ring.agents[1]
-        .fabric
-        .set_roster(ring.signed())
-        .expect("newer");
+    let (ring, raw) = owned_by_another().await;
     ring.attach_stub(1, &[]);
     let signed = ring.signed();
     for (garbage, expected) in [
@@ -198,14 +205,7 @@ async fn few_connections_wait_for_their_hello() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_machines_with_one_key_are_noticed() {
-    let mut ring = Ring::new(2).await;
-    let raw = stranger(&Secret::new([50; 32])).await;
-    ring.roster.stages[0].endpoint = Secret::new([50; 32]).endpoint();
-    ring.roster.stages[0].contact = endpoint::contact(&raw);
-    ring.agents[1]
-        .fabric
-        .set_roster(ring.signed())
-        .expect("newer");
+    let (ring, raw) = owned_by_another().await;
     let signed = ring.signed();
     for epoch in 1..=4 {
         let connection = connect(&raw, &ring.agents[1], STAGE_ALPN).await;
@@ -233,14 +233,10 @@ async fn prompts_are_taken_from_those_the_roster_names() {
     ring.attach_stub(0, &[]);
     let last = Spy::attach(&ring, 1, &log, 6);
     let entry = ring.roster.stages[0].clone();
-    let way = |endpoint: iroh::Endpoint| {
-        let contact = entry.contact.clone();
-        RemoteInfer::new(endpoint, LINEAGE, name("p"), entry.endpoint, contact)
-    };
 
     let by_operator = stranger(&operator()).await;
     let here = ask(&*ring.infer(), "one", 3).await.expect("an answer");
-    let there = ask(&way(by_operator.clone()), "one", 3)
+    let there = ask(&way(&ring, &by_operator), "one", 3)
         .await
         .expect("an answer");
     assert_eq!(here, there);
@@ -251,7 +247,7 @@ async fn prompts_are_taken_from_those_the_roster_names() {
     assert_eq!(ask(&*by_gateway, "one", 3).await.expect("an answer"), here);
 
     let thief = stranger(&Secret::new([99; 32])).await;
-    let error = ask(&way(thief.clone()), "one", 3)
+    let error = ask(&way(&ring, &thief), "one", 3)
         .await
         .expect_err("a stranger");
     assert_eq!(error.code, InferCode::Forbidden);
@@ -275,15 +271,8 @@ async fn a_remote_caller_that_goes_away_cancels_everywhere() {
     let log = Log::default();
     let first = Spy::attach(&ring, 0, &log, 100);
     let last = Spy::attach(&ring, 1, &log, 1);
-    let entry = &ring.roster.stages[0];
     let endpoint = stranger(&operator()).await;
-    let infer = RemoteInfer::new(
-        endpoint.clone(),
-        LINEAGE,
-        name("p"),
-        entry.endpoint,
-        entry.contact.clone(),
-    );
+    let infer = way(&ring, &endpoint);
     let mut events = soon(infer.infer(prompt("one", 40)))
         .await
         .expect("admitted");

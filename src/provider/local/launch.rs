@@ -167,7 +167,7 @@ impl Inner {
     }
 }
 
-/// Writes what the agent is told, and its key for its owner only.
+/// Writes what the agent is told, its relay with the token and its key for its owner only.
 fn write_boot(path: &Path, request: &CreateRequest) -> Result<(), FolderError> {
     let boot = &request.boot;
     let paths = Folder::new(path);
@@ -177,10 +177,12 @@ fn write_boot(path: &Path, request: &CreateRequest) -> Result<(), FolderError> {
         lease: boot.lease.clone(),
         generation: boot.generation,
         attempt: boot.attempt,
-        relay: boot.relay.clone(),
+        relay: None,
         listen: None,
     };
     folder::write_json(&paths.config(), &config)?;
+    let relay = boot.relay.clone().map(Into::into);
+    paths.write_relay(relay.as_ref())?;
     // The type of public keys, for its hexadecimal digits only.
     let digits = EndpointKey(*boot.agent_key.expose_secret()).to_string();
     folder::write_whole(&paths.key(), digits.as_bytes())

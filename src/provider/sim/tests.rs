@@ -253,6 +253,16 @@ async fn offers_run_out_and_prices_rise() {
     done(case.provider.create(case.request(4)).await);
     let full = case.provider.create(case.request(5)).await;
     assert!(matches!(full, Outcome::Refused(cause) if cause.class == FailureClass::Capacity));
+    // As with `local`: what is sold out is shown to whoever gives one back first, and cannot be taken.
+    let shown = case.provider.search(&Requirement::default(), DISK).await;
+    let shown = shown.expect("visible").into_iter();
+    let shown: Vec<(String, Supply)> = shown.map(|quote| (quote.id.0, quote.supply)).collect();
+    assert!(
+        shown.contains(&("small".to_owned(), Supply::Many(0))),
+        "{shown:?}"
+    );
+    assert!(shown.iter().all(|(id, _)| id != "one"), "{shown:?}");
+    assert_eq!(case.provider.quote(&small, DISK).await, Ok(None));
     case.provider
         .world
         .set_price(&case.provider.name, &small, MicroDollars(5));
@@ -351,9 +361,11 @@ async fn deliver(machines: &dyn Machines, to: &Target, revision: u64) -> Result<
     let delivery = Delivery {
         spec: &DeliverySpec {
             pipelines: pipelines.into(),
+            relay: None,
         },
         revision: JournalNumber(revision),
         peers: BTreeMap::new(),
+        tokens: &BTreeMap::new(),
         progress: &|_, _| {},
     };
     machines.deliver(to, delivery).await

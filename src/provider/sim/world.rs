@@ -263,12 +263,17 @@ impl State {
 
     /// The quote that a shape gives now; none when all are taken.
     pub(crate) fn quote(&self, account: &Name, shape: &Shape, now: Duration) -> Option<Quote> {
+        self.shown(account, shape, now)
+            .filter(|quote| quote.supply != Supply::Many(0))
+    }
+
+    /// The same as a search shows it: also when all are taken, unless it can be taken by one only.
+    pub(crate) fn shown(&self, account: &Name, shape: &Shape, now: Duration) -> Option<Quote> {
         let supply = match shape.supply {
             Supply::Many(u32::MAX) => Supply::Many(u32::MAX),
             Supply::One => (self.taken(account, &shape.id, now) == 0).then_some(Supply::One)?,
             Supply::Many(all) => {
-                let left = all.saturating_sub(self.taken(account, &shape.id, now));
-                (left > 0).then_some(Supply::Many(left))?
+                Supply::Many(all.saturating_sub(self.taken(account, &shape.id, now)))
             }
         };
         Some(Quote {

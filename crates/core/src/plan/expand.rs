@@ -9,12 +9,12 @@ use super::layers::{misplaced, too_long, unsplit};
 use super::models::{Memory, ModelFacts, ModelShape};
 use crate::diagnostic::Diagnostic;
 use crate::graph::Graph;
-use crate::id::{Address, LeaseId, Name, StageId};
+use crate::id::{Address, Fingerprint, LeaseId, Name, StageId};
 use crate::model::split;
 use crate::offer::Requirement;
 use crate::resource::{
-    DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare, PipelineSpec,
-    RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
+    CaSpec, DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare,
+    PipelineSpec, RelaySpec, RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
 };
 use crate::state::State;
 use crate::topology::{Engine, Exposure, Layers, Lease, Model, Pipeline, Stages, Topology, Via};
@@ -38,6 +38,23 @@ impl Desired {
             topology,
             specs: BTreeMap::new(),
             graph: Graph::new(),
+        }
+    }
+}
+
+impl Desired {
+    /// Adds what is known of the relay's certificates and token, so that a change of them is seen.
+    pub fn relay_seen(&mut self, ca: Option<Fingerprint>, token: Option<Fingerprint>) {
+        for spec in self.specs.values_mut() {
+            if let Spec::Delivery(DeliverySpec {
+                relay: Some(relay), ..
+            }) = spec
+            {
+                relay.token_digest = relay.token.as_ref().and(token);
+                if let Some(file) = &mut relay.ca {
+                    file.digest = ca;
+                }
+            }
         }
     }
 }
@@ -454,10 +471,19 @@ impl<'a> Expansion<'a> {
     }
 
     fn deliveries(&mut self) {
+        let relay = self.topology.relay.as_ref().map(|relay| RelaySpec {
+            url: relay.url.clone(),
+            ca: relay.ca.clone().map(|path| CaSpec { path, digest: None }),
+            token: relay.token.clone(),
+            token_digest: None,
+        });
         for (lease, pipelines) in std::mem::take(&mut self.shares) {
             self.desired.specs.insert(
                 Address::Delivery(lease),
-                Spec::Delivery(DeliverySpec { pipelines }),
+                Spec::Delivery(DeliverySpec {
+                    pipelines,
+                    relay: relay.clone(),
+                }),
             );
         }
     }
@@ -492,6 +518,7 @@ fn shard(facts: &ModelFacts, placed: &[Placed<'_>], lease: &LeaseId) -> Shard {
             sha256: facts.sha256,
             size: facts.size,
             origin: facts.origin.clone(),
+            token: facts.token.clone(),
         },
         layers,
         entry,

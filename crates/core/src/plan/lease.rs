@@ -165,7 +165,8 @@ impl<'a> Drafting<'a> {
             )),
             Some(Seen::Unknown(cause)) => {
                 self.notes.push(format!(
-                    "{id}: its agent did not answer ({}); what it has is taken as recorded",
+                    "{id}: its agent did not answer ({}); what it has is taken as recorded. If it stays silent, \
+                     `stageline apply --replace {id}` rents another machine",
                     cause.message
                 ));
                 None

@@ -5,7 +5,7 @@
 use crate::id::Sha256;
 use crate::model::{self, Costs, Index};
 use crate::resource::ModelOrigin;
-use crate::topology::Layers;
+use crate::topology::{Layers, SecretRef};
 use crate::unit::Bytes;
 
 /// One model of a topology, looked at.
@@ -17,6 +17,8 @@ pub struct ModelFacts {
     pub size: Bytes,
     /// Where its bytes come from.
     pub origin: ModelOrigin,
+    /// Asked for by the server that has them, by reference.
+    pub token: Option<SecretRef>,
     /// How it is built; none for a file that only a foreign engine can read.
     pub shape: Option<ModelShape>,
 }

@@ -377,22 +377,49 @@ pub(super) fn named(spec: &DeliverySpec) -> impl Iterator<Item = &LeaseId> {
     })
 }
 
-/// Equal but for where the model's bytes come from, which is not part of what they are.
+/// Equal but for where the model's bytes and the relay's token come from, which is not part of what they are.
 fn same_delivery(before: &DeliverySpec, after: &DeliverySpec) -> bool {
     let plain = |spec: &DeliverySpec| {
         let mut spec = spec.clone();
+        spec.relay = None;
         for share in spec.pipelines.values_mut() {
             if let Some(shard) = &mut share.shard {
                 shard.model.origin = ModelOrigin::OperatorUrl(String::new());
+                shard.model.token = None;
             }
         }
         spec
     };
-    before == after || plain(before) == plain(after)
+    before == after || (same_relay(before, after) && plain(before) == plain(after))
+}
+
+fn same_relay(before: &DeliverySpec, after: &DeliverySpec) -> bool {
+    match (&before.relay, &after.relay) {
+        (None, None) => true,
+        (Some(before), Some(after)) => before.says_the_same(after),
+        (Some(_), None) | (None, Some(_)) => false,
+    }
+}
+
+fn relay_reason(before: &DeliverySpec, after: &DeliverySpec) -> String {
+    match (&before.relay, &after.relay) {
+        (_, None) => "it is reached without a relay from now on".to_owned(),
+        (None, Some(after)) => format!("it is reached by the relay {} from now on", after.url),
+        (Some(before), Some(after)) if before.url != after.url => {
+            format!("its relay changes from {} to {}", before.url, after.url)
+        }
+        (Some(before), Some(after)) if before.token_digest != after.token_digest => {
+            "the token of its relay changed".to_owned()
+        }
+        (Some(_), Some(_)) => "what its relay is trusted by changed".to_owned(),
+    }
 }
 
 fn delivery_reason(before: &DeliverySpec, after: &DeliverySpec) -> String {
     let mut reasons = Vec::new();
+    if !same_relay(before, after) {
+        reasons.push(relay_reason(before, after));
+    }
     for (name, share) in &after.pipelines {
         let Some(was) = before.pipelines.get(name) else {
             reasons.push(format!("pipeline.{name} is new here"));

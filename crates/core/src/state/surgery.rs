@@ -519,7 +519,7 @@ fn rename(recorded: &mut Recorded, renames: &BTreeMap<LeaseId, LeaseId>) {
         change(on);
     }
     match &mut recorded.spec {
-        Some(Spec::Delivery(DeliverySpec { pipelines })) => {
+        Some(Spec::Delivery(DeliverySpec { pipelines, .. })) => {
             for share in pipelines.values_mut() {
                 share
                     .roster

@@ -368,7 +368,7 @@ static RELAY: TableDef = TableDef {
             kind: Kind::Secret,
             need: Need::Optional("the relay asks for none"),
             change: Change::Update,
-            doc: "The access token.",
+            doc: "The access token. Each machine keeps it in `relay.json` of its agent's folder, for the owner only; plan and state know a salted digest of it.",
             example: "{ env = \"RELAY_TOKEN\" }",
         },
         Key {
@@ -376,7 +376,7 @@ static RELAY: TableDef = TableDef {
             kind: Kind::File,
             need: Need::Optional("the usual roots"),
             change: Change::Update,
-            doc: "PEM file of a root certificate to trust for it.",
+            doc: "PEM file of root certificates to trust for it besides the usual ones. Machines are given its content.",
             example: "\"relay-ca.pem\"",
         },
     ],

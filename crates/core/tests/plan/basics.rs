@@ -42,6 +42,7 @@ pub fn model() -> ModelFacts {
         sha256: Sha256([5; 32]),
         size: Bytes::mib(98),
         origin: ModelOrigin::Operator("models/m.gguf".into()),
+        token: None,
         shape: Some(ModelShape {
             context: 8192,
             header: Bytes::mib(2),

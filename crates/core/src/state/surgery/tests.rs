@@ -97,7 +97,13 @@ fn state(machines: u32) -> State {
         let pipelines = [("p".parse().expect("a name"), share)].into();
         state.resources.insert(
             Address::Delivery(lease.clone()),
-            on(Spec::Delivery(DeliverySpec { pipelines }), None),
+            on(
+                Spec::Delivery(DeliverySpec {
+                    pipelines,
+                    relay: None,
+                }),
+                None,
+            ),
         );
     }
     let pipeline = PipelineSpec {

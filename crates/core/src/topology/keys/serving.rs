@@ -186,7 +186,7 @@ static MODEL: TableDef = TableDef {
             name: "token",
             kind: Kind::Secret,
             need: Need::Optional("none"),
-            doc: "The access token for `url`.",
+            doc: "The access token for `url`, sent as a bearer token by https or on this computer, and to no other host that the server sends on to.",
             example: "{ env = \"MODEL_TOKEN\" }",
             ..KEY
         },
