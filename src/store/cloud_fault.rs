@@ -29,8 +29,8 @@ pub(super) fn of_object(
         "169.254.170.",
     ];
     if metadata.iter().any(|host| text.contains(host)) {
-        let what =
-            "there are none in the environment, and this computer has none of its own".to_owned();
+        let what = "no credentials are in the environment, and this computer has none of its own"
+            .to_owned();
         return StoreError::Credentials { place, doing, what };
     }
     match (error, status(&text)) {
