@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::{Path as FilePath, PathBuf};
 use std::str::FromStr;
 
+#[cfg(feature = "cloud-state")]
 use secrecy::SecretString;
 use stageline_core::id::Name;
 
@@ -214,6 +215,7 @@ impl Surroundings {
     }
 
     /// Every variable of one cloud.
+    #[cfg(feature = "cloud-state")]
     pub(super) fn of_cloud(&self, prefix: &str) -> impl Iterator<Item = (&str, &str)> {
         let all = self.variables.iter();
         all.filter(move |(name, value)| name.starts_with(prefix) && !value.is_empty())
@@ -230,6 +232,7 @@ impl Surroundings {
     }
 
     /// Values that must not appear in a message.
+    #[cfg(feature = "cloud-state")]
     pub(super) fn secrets(&self) -> Vec<SecretString> {
         let secretive = |name: &str| {
             let named = ["KEY", "SECRET", "TOKEN", "SAS", "CONNECTION_STRING"];
