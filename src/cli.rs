@@ -18,6 +18,7 @@ mod leases;
 mod logs;
 mod model;
 mod money;
+mod offers;
 mod plan;
 mod project;
 mod relay;
@@ -27,6 +28,7 @@ mod sellers;
 mod session;
 mod show;
 mod signals;
+mod sim;
 mod state;
 mod status;
 mod surgery;
@@ -120,6 +122,8 @@ enum Command {
     Schema(validate::Schema),
     /// Print the documentation of a key of the topology
     Explain(validate::Explain),
+    /// What can be rented now, cheapest first, over all providers
+    Offers(offers::Offers),
     /// Show what apply would do and what that costs; changes nothing
     Plan(plan::Plan),
     /// Carry out a plan, a saved one or a new one
@@ -146,6 +150,8 @@ enum Command {
     State(state::State),
     /// The process on a leased machine; started by stageline itself
     Agent(agent::Agent),
+    /// A practice provider on this computer, with a clock, a bill and faults of its own
+    Sim(sim::Sim),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Print the version
@@ -189,6 +195,7 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
         Command::Validate(command) => command.run(global, console),
         Command::Schema(command) => command.run(console),
         Command::Explain(command) => command.run(console),
+        Command::Offers(command) => command.run(global, console),
         Command::Plan(command) => command.run(global, console),
         Command::Apply(command) => command.run(global, console),
         Command::Destroy(command) => command.run(global, console),
@@ -202,6 +209,7 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
         Command::Import(command) => command.run(global, console),
         Command::State(command) => command.run(global, console),
         Command::Agent(command) => command.run(console),
+        Command::Sim(command) => command.run(console),
         Command::Completions(Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "stageline", &mut script);

@@ -11,6 +11,7 @@ pub mod machine;
 pub mod observe;
 pub mod pipeline;
 pub mod provider;
+pub mod sim;
 pub mod store;
 
 pub use stageline_core as core;

@@ -24,8 +24,23 @@ fn without_facts(plan: &str) -> String {
     plan.lines().map(line).collect()
 }
 
+/// What cloud an example rents at: a simulator, the same each time.
+fn practice(runtime: &tokio::runtime::Runtime) -> stageline::sim::Running {
+    let options = stageline::sim::Options {
+        kind: stageline::sim::Kind::Vastai,
+        listen: "127.0.0.1:0".parse().expect("an address"),
+        faults: stageline::sim::Faults::default(),
+        speed: 60,
+        seed: 1,
+        program: None,
+    };
+    runtime
+        .block_on(stageline::sim::start(options))
+        .expect("it listens")
+}
+
 /// Draws the plan of an example, against a state that is empty.
-fn drawn(example: &Path) -> String {
+fn drawn(example: &Path, url: &str) -> String {
     let fetch = example.join("fetch-model");
     if fetch.exists() {
         let status = Command::new(&fetch).status().expect("the script runs");
@@ -40,6 +55,8 @@ fn drawn(example: &Path) -> String {
         .args(asked.map(|(_, arguments)| *arguments).unwrap_or_default())
         .current_dir(example)
         .env("COLUMNS", "100")
+        .env("STAGELINE_VAR_URL", url)
+        .env("VAST_API_KEY", "any")
         .output()
         .expect("the program runs");
     let told = String::from_utf8_lossy(&output.stderr);
@@ -49,6 +66,8 @@ fn drawn(example: &Path) -> String {
 
 #[test]
 fn every_example_has_the_plan_that_is_drawn_for_it() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let cloud = practice(&runtime);
     let mut examples: Vec<PathBuf> = std::fs::read_dir(root().join("examples"))
         .expect("there are examples")
         .map(|entry| entry.expect("a folder").path())
@@ -63,7 +82,7 @@ fn every_example_has_the_plan_that_is_drawn_for_it() {
             .to_string_lossy()
             .into_owned();
         let golden = root().join("plans").join(format!("{name}.txt"));
-        let drawn = drawn(&example);
+        let drawn = drawn(&example, &cloud.url());
         #[expect(
             clippy::disallowed_methods,
             reason = "asked for by whoever runs the tests"

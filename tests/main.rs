@@ -4,6 +4,7 @@ mod agent;
 mod apply;
 mod cli;
 mod cloud;
+mod clouds;
 mod examples;
 mod gateway;
 mod readme;

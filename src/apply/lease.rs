@@ -481,7 +481,7 @@ impl<'a> Run<'a> {
             contact: machine.contact,
         };
         let facts = match self.machines()?.status(&target).await {
-            Ok(status) => status.facts,
+            Ok(status) => with_claims(status.facts, machine.facts),
             Err(error @ MachineError::Refused { .. }) => {
                 let cause = Cause::new(FailureClass::Config, error.to_string());
                 return Ok(Glance::Misfit(cause));
@@ -521,6 +521,16 @@ impl<'a> Run<'a> {
             format!("{lease}: machine `{machine}` failed: {why}{tail}"),
         )
         .hint("it is being released, so that it costs nothing; run apply again for a new one")
+    }
+}
+
+/// What only the provider can know is its claim: where the machine is, whether it may be taken away, and its own fields.
+fn with_claims(measured: Facts, claimed: Facts) -> Facts {
+    Facts {
+        region: measured.region.or(claimed.region),
+        spot: measured.spot || claimed.spot,
+        extra: claimed.extra,
+        ..measured
     }
 }
 

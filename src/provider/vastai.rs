@@ -92,7 +92,7 @@ impl Vastai {
             late_commit_window: scaled(Duration::from_secs(600)),
             request_timeout: request_timeout(&api),
             // An image of some GB on a host with a slow line.
-            acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(30)),
+            acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(120)),
             bills_while_stopped: true,
             self_destroy: false,
             offers_are_one: true,
@@ -101,11 +101,11 @@ impl Vastai {
             phases: vec![
                 PhaseLimit {
                     phase: wire::PROVISIONING.to_owned(),
-                    within: scaled(Duration::from_secs(600)).max(Duration::from_secs(20)),
+                    within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
                 },
                 PhaseLimit {
                     phase: AGENT_PHASE.to_owned(),
-                    within: scaled(Duration::from_secs(300)).max(Duration::from_secs(20)),
+                    within: scaled(Duration::from_secs(300)).max(Duration::from_secs(60)),
                 },
             ],
         };

@@ -32,7 +32,7 @@ impl Endpoint {
 }
 
 /// On its way a request may catch up with the one before by about this much.
-const JITTER: Duration = Duration::from_millis(60);
+const JITTER: Duration = Duration::from_millis(150);
 
 #[derive(Default)]
 struct Times {

@@ -1,0 +1,121 @@
+//! Practice providers: real wire formats over HTTP on this computer, a clock of their own, a bill, and a table of faults.
+//!
+//! What always holds: money is counted to the micro-dollar by the simulator's clock, also what a fault hides; a machine that
+//! boots runs the real agent as a process in a temporary folder, and every one of them ends with the simulator, however that
+//! ends. The generic part (machines, clock, bill, faults, boot) knows no wire format; each provider's is a thin layer
+//! on it. It refuses to run anything but our own agent: whatever else an image or a start command says is not executed.
+
+mod admin;
+mod bill;
+mod boot;
+mod clock;
+pub mod fault;
+mod machine;
+mod serve;
+mod vastai;
+mod world;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use fault::{Fault, Faults};
+pub use serve::{Reply, Request};
+pub use world::World;
+
+/// Which provider is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The marketplace vast.ai.
+    Vastai,
+}
+
+/// What a simulator is started with.
+pub struct Options {
+    /// Who is played.
+    pub kind: Kind,
+    /// Where it listens; port 0 is a free one.
+    pub listen: SocketAddr,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// How fast its clock runs.
+    pub speed: u32,
+    /// For everything that is drawn.
+    pub seed: u64,
+    /// The program that has the verb `agent`; none boots machines without an agent.
+    pub program: Option<PathBuf>,
+}
+
+/// A simulator that runs in this process; dropping it ends it and its machines.
+pub struct Running {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What there is.
+    pub world: Arc<World>,
+    speed: u32,
+    stop: CancellationToken,
+}
+
+impl Running {
+    /// What belongs into `url` of the topology.
+    pub fn url(&self) -> String {
+        match self.speed {
+            1 => format!("http://{}", self.address),
+            speed => format!("http://{}#speed={speed}", self.address),
+        }
+    }
+
+    /// Ends it and waits until its machines are gone.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.world.end().await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Starts a simulator.
+///
+/// # Errors
+/// When it cannot listen, or has no temporary folder.
+pub async fn start(options: Options) -> std::io::Result<Running> {
+    let listener = TcpListener::bind(options.listen).await?;
+    let address = listener.local_addr()?;
+    let world = Arc::new(World::new(&options)?);
+    let stop = CancellationToken::new();
+    let wire: serve::Wire = match options.kind {
+        Kind::Vastai => {
+            vastai::stock(&world);
+            vastai::answer
+        }
+    };
+    let router = serve::router(Arc::clone(&world), wire);
+    let stopped = stop.clone();
+    tokio::spawn(async move {
+        let served = axum::serve(listener, router);
+        tokio::select! {
+            _ = served => {}
+            () = stopped.cancelled() => {}
+        }
+    });
+    let (ticking, stopped) = (Arc::clone(&world), stop.clone());
+    tokio::spawn(async move {
+        tokio::select! {
+            () = ticking.run() => {}
+            () = stopped.cancelled() => {}
+        }
+    });
+    Ok(Running {
+        address,
+        world,
+        speed: options.speed,
+        stop,
+    })
+}

@@ -1,0 +1,159 @@
+//! One machine of a simulator: what was rented, how far it is, and what it costs.
+
+use std::collections::BTreeMap;
+
+use stageline_core::offer::Facts;
+use stageline_core::unit::MicroDollars;
+
+use super::bill::Meter;
+use super::boot::Agent;
+
+/// What can be rented.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Its number.
+    pub id: u64,
+    /// What is claimed.
+    pub facts: Facts,
+    /// For an hour, without disk.
+    pub price: MicroDollars,
+    /// For a GiB of disk and a month.
+    pub disk_month: MicroDollars,
+    /// Somebody has it.
+    pub taken: bool,
+    /// The host that it is on.
+    pub host: u64,
+}
+
+/// How a boot goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// It runs in the end.
+    Well,
+    /// It stays where it is.
+    Never,
+    /// It fails; how, in the word of the knob.
+    Dies(String),
+}
+
+/// Where a machine is in its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stand {
+    /// The host has not begun.
+    Provisioning,
+    /// The image is on its way; hundredths.
+    Loading(u8),
+    /// It runs.
+    Running,
+    /// Its boot failed.
+    Failed(String),
+    /// It is stopped, and its disk bills on.
+    Stopped,
+    /// Its host is away, and bills nothing.
+    Offline,
+}
+
+/// A machine.
+pub struct Machine {
+    /// Its number.
+    pub id: u64,
+    /// Whose it is.
+    pub account: String,
+    /// The name that it was given.
+    pub label: String,
+    /// The offer that it was made from.
+    pub offer: Offer,
+    /// What the instance's own record says it is.
+    pub facts: Facts,
+    /// What its agent finds.
+    pub found: Facts,
+    /// Its image.
+    pub image: String,
+    /// Its environment.
+    pub env: BTreeMap<String, String>,
+    /// Its start command.
+    pub onstart: String,
+    /// Times are milliseconds of the simulator's clock.
+    pub created: u64,
+    /// Until when the host has not begun.
+    pub provisioned: u64,
+    /// When it runs.
+    pub runs: u64,
+    /// How its boot goes.
+    pub course: Course,
+    /// From when it is listed, and found by id.
+    pub listed_from: u64,
+    /// The same by id.
+    pub found_from: u64,
+    /// It is stopped from then on.
+    pub stopped_from: Option<u64>,
+    /// Its host is away from then until then.
+    pub away: Option<(u64, u64)>,
+    /// Its address is told from then on.
+    pub address_from: u64,
+    /// How often its address is told wrong.
+    pub wrong_address: u32,
+    /// It is gone from then on.
+    pub gone_from: Option<u64>,
+    /// It was gone, and is listed until then all the same.
+    pub ghost_until: u64,
+    /// What it costs.
+    pub meter: Meter,
+    /// Its agent.
+    pub agent: Option<Agent>,
+    /// Its agent was started once.
+    pub started: bool,
+}
+
+impl Machine {
+    /// Where it is.
+    pub fn stand(&self, now: u64) -> Stand {
+        if self
+            .away
+            .is_some_and(|(from, until)| (from..until).contains(&now))
+        {
+            return Stand::Offline;
+        }
+        if self.stopped_from.is_some_and(|from| now >= from) {
+            return Stand::Stopped;
+        }
+        if now < self.provisioned {
+            return Stand::Provisioning;
+        }
+        if now < self.runs {
+            let whole = self.runs.saturating_sub(self.provisioned).max(1);
+            let done = now.saturating_sub(self.provisioned) * 100 / whole;
+            return Stand::Loading(u8::try_from(done.min(99)).unwrap_or(99));
+        }
+        match &self.course {
+            Course::Well => Stand::Running,
+            Course::Never => Stand::Loading(12),
+            Course::Dies(how) => Stand::Failed(how.clone()),
+        }
+    }
+
+    /// Whether it is there and costs money.
+    pub fn is_there(&self, now: u64) -> bool {
+        self.gone_from.is_none_or(|from| now < from)
+    }
+
+    /// Counts its bill up to now: the machine while it runs, its disk as long as it is there, nothing while its host is away.
+    pub(super) fn count(&mut self, now: u64) {
+        let until = self.gone_from.map_or(now, |from| from.min(now));
+        let away = self.away.unwrap_or((0, 0));
+        let there = overlap((self.created, until), (0, u64::MAX))
+            .saturating_sub(overlap((self.created, until), away));
+        let end = self.stopped_from.unwrap_or(u64::MAX).min(until);
+        let running = match self.course {
+            Course::Well => overlap((self.runs, end), (0, u64::MAX))
+                .saturating_sub(overlap((self.runs, end), away)),
+            Course::Never | Course::Dies(_) => 0,
+        };
+        self.meter.set(running, there);
+    }
+}
+
+/// How much of one span lies in another.
+fn overlap(one: (u64, u64), other: (u64, u64)) -> u64 {
+    one.1.min(other.1).saturating_sub(one.0.max(other.0))
+}

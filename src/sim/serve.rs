@@ -1,0 +1,208 @@
+//! Requests and answers, before a provider's words are made of them: keys, bodies, and faults of the way there and back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Method, Response, StatusCode, Uri};
+use serde_json::{Value, json};
+
+use super::admin;
+use super::world::World;
+
+/// A provider's words on a world.
+pub(super) type Wire = fn(&World, &Request) -> Reply;
+
+/// More than any request has.
+const BODY_MAX: usize = 1 << 20;
+
+/// A request, taken apart.
+pub struct Request {
+    /// Its method.
+    pub method: Method,
+    /// Its path, without a slash at its end.
+    pub path: String,
+    /// Its query.
+    pub query: BTreeMap<String, String>,
+    /// Its body; null when it has none.
+    pub body: Value,
+    /// Whose key it is; none without one.
+    pub account: Option<String>,
+    /// Where the simulator is, as the client calls it.
+    pub host: String,
+}
+
+/// What becomes of an answer on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// It arrives.
+    Whole,
+    /// Half of it arrives, then the connection breaks.
+    Cut,
+    /// Nothing arrives, and the connection stays.
+    Never,
+    /// It arrives byte by byte.
+    Trickle,
+}
+
+/// An answer.
+pub struct Reply {
+    /// Its status.
+    pub status: u16,
+    /// Headers beside the usual.
+    pub headers: Vec<(&'static str, String)>,
+    /// Its text.
+    pub text: String,
+    /// What becomes of it.
+    pub way: Way,
+}
+
+impl Reply {
+    /// JSON with a status.
+    pub fn json(status: u16, body: &Value) -> Self {
+        Self {
+            status,
+            headers: vec![("content-type", "application/json".to_owned())],
+            text: body.to_string(),
+            way: Way::Whole,
+        }
+    }
+
+    /// Text of another kind.
+    pub fn text(status: u16, kind: &str, text: &str) -> Self {
+        Self {
+            status,
+            headers: vec![("content-type", kind.to_owned())],
+            text: text.to_owned(),
+            way: Way::Whole,
+        }
+    }
+
+    /// With a header.
+    #[must_use]
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// On this way.
+    #[must_use]
+    pub fn on(mut self, way: Way) -> Self {
+        self.way = way;
+        self
+    }
+}
+
+#[derive(Clone)]
+struct Shared {
+    world: Arc<World>,
+    wire: Wire,
+}
+
+pub(super) fn router(world: Arc<World>, wire: Wire) -> Router {
+    Router::new()
+        .fallback(answer)
+        .with_state(Shared { world, wire })
+}
+
+async fn answer(
+    State(shared): State<Shared>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response<Body> {
+    let request = request(method, &uri, &headers, &body);
+    let world = &shared.world;
+    if request.path.starts_with("/_sim") {
+        return send(admin::answer(world, &request)).await;
+    }
+    if let Some(fault) = world.faults.fires("slow") {
+        tokio::time::sleep(Duration::from_secs(fault.seconds.unwrap_or(29))).await;
+    }
+    let mut reply = if world.faults.fires("server-error").is_some() {
+        Reply::json(500, &json!({ "success": false, "msg": "internal error" }))
+    } else {
+        (shared.wire)(world, &request)
+    };
+    if world.faults.fires("trickle").is_some() {
+        reply.way = Way::Trickle;
+    }
+    if let Some(fault) = world.faults.fires("clock") {
+        let off = jiff::SignedDuration::from_millis(i64::try_from(fault.millis(7200)).unwrap_or(0));
+        let at = jiff::Timestamp::from_millisecond(epoch_ms(world)).unwrap_or_default() + off;
+        let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&at);
+        reply.headers.extend(date.ok().map(|date| ("date", date)));
+    }
+    send(reply).await
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "milliseconds of this century fit"
+)]
+fn epoch_ms(world: &World) -> i64 {
+    (world.clock.epoch(world.clock.now()) * 1000.0) as i64
+}
+
+fn request(method: Method, uri: &Uri, headers: &HeaderMap, body: &Bytes) -> Request {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let key = text("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    let pairs = reqwest::Url::parse(&format!("http://sim{uri}")).ok();
+    let query = pairs.iter().flat_map(reqwest::Url::query_pairs);
+    let cut = &body[..body.len().min(BODY_MAX)];
+    Request {
+        method,
+        path: uri.path().trim_end_matches('/').to_owned(),
+        query: query
+            .map(|(name, value)| (name.into_owned(), value.into_owned()))
+            .collect(),
+        body: serde_json::from_slice(cut).unwrap_or(Value::Null),
+        account: key
+            .map(str::trim)
+            .filter(|key| !key.is_empty())
+            .map(str::to_owned),
+        host: text("host").unwrap_or("127.0.0.1").to_owned(),
+    }
+}
+
+async fn send(reply: Reply) -> Response<Body> {
+    let length = reply.text.len();
+    let mut builder = Response::builder()
+        .status(StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR));
+    for (name, value) in &reply.headers {
+        builder = builder.header(*name, value);
+    }
+    let body = match reply.way {
+        Way::Whole => Body::from(reply.text),
+        Way::Never => {
+            // Longer than any client waits.
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            Body::empty()
+        }
+        Way::Cut => {
+            builder = builder.header("content-length", length);
+            let half = Bytes::from(reply.text.into_bytes()).slice(..length / 2);
+            let broken = Err(std::io::Error::other("cut"));
+            Body::from_stream(futures::stream::iter([Ok(half), broken]))
+        }
+        Way::Trickle => {
+            builder = builder.header("content-length", length);
+            let bytes = Bytes::from(reply.text.into_bytes());
+            Body::from_stream(futures::stream::unfold((bytes, 0), async |(bytes, at)| {
+                if at >= bytes.len() {
+                    return None;
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let byte = bytes.slice(at..=at);
+                Some((Ok::<_, std::io::Error>(byte), (bytes, at + 1)))
+            }))
+        }
+    };
+    builder
+        .body(body)
+        .unwrap_or_else(|_| Response::new(Body::empty()))
+}

@@ -1,0 +1,156 @@
+//! The API of vast.ai over a world: its paths, its words, its odd answers.
+
+mod create;
+mod instances;
+mod offers;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::serve::{Reply, Request, Way};
+use super::world::World;
+
+pub(super) use offers::stock;
+
+/// Least milliseconds between two requests, and how many may come at once.
+const LIMITS: [(&str, u64, usize); 7] = [
+    ("search", 6_000, 10),
+    ("create", 4_500, 1),
+    ("destroy", 3_000, 1),
+    ("show", 2_000, 1),
+    ("list", 1_000, 1),
+    ("change", 1_000, 1),
+    ("other", 0, 1),
+];
+
+/// A refusal in the API's shape.
+fn no(status: u16, error: &str, words: &str) -> Reply {
+    let msg = format!("error {status}/3467: {words}");
+    Reply::json(
+        status,
+        &json!({ "success": false, "error": error, "msg": msg }),
+    )
+}
+
+fn yes(body: &Value) -> Reply {
+    Reply::json(200, body)
+}
+
+/// Which limit a request falls under.
+fn endpoint(method: &Method, path: &str) -> &'static str {
+    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    match (method.as_str(), parts.as_slice()) {
+        ("POST", [.., "bundles"]) | ("PUT", [.., "search", "asks"]) => "search",
+        ("PUT", [.., "asks", _]) => "create",
+        ("DELETE", [.., "instances", _] | [.., "instances"]) => "destroy",
+        ("GET", [_, "v1", "instances"] | [_, "v0", "instances"]) => "list",
+        ("GET", [.., "instances", _]) => "show",
+        ("PUT", [.., "instances", _]) => "change",
+        _ => "other",
+    }
+}
+
+/// One answer.
+pub(super) fn answer(world: &World, request: &Request) -> Reply {
+    let path = request.path.as_str();
+    if let (&Method::GET, Some(id)) = (&request.method, path.strip_prefix("/logs/")) {
+        return instances::log(world, id);
+    }
+    if let (&Method::GET, true) = (&request.method, path.ends_with("/gpu_names/unique")) {
+        return yes(&json!({ "gpu_names": offers::names(world) }));
+    }
+    let Some(account) = request.account.as_deref() else {
+        return no(401, "auth_error", "Invalid user key");
+    };
+    if world.faults.fires("auth-revoked").is_some() {
+        return no(401, "auth_error", "Invalid user key");
+    }
+    let account = match world.faults.fires("other-account") {
+        Some(_) => "somebody-else",
+        None => account,
+    };
+    let endpoint = endpoint(&request.method, path);
+    if let Some(reply) = limited(world, account, endpoint) {
+        return reply;
+    }
+    route(world, request, account, path)
+}
+
+fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply> {
+    let limit = LIMITS.iter().find(|(name, ..)| *name == endpoint);
+    let (_, every, burst) = limit.copied().unwrap_or(("other", 0, 1));
+    let fires = |knob: &str| world.faults.fires(knob);
+    let too_many = "API requests too frequent endpoint threshold=3.0";
+    if !world.passes(account, endpoint, every, burst) || fires("rate-429-plain").is_some() {
+        return Some(Reply::text(429, "text/plain", too_many));
+    }
+    if let Some(fault) = fires("rate-429-after") {
+        let wish = fault.text.unwrap_or_else(|| "7".to_owned());
+        let reply = no(429, "rate_limit_exceeded", too_many);
+        return Some(reply.header("retry-after", wish));
+    }
+    if endpoint == "search" && fires("rate-429-daily").is_some() {
+        let reply = no(
+            429,
+            "search_quota_exceeded",
+            "daily search quota is used up",
+        );
+        return Some(reply.header("x-ratelimit-reset", "1790035200"));
+    }
+    None
+}
+
+fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
+    let parts: Vec<&str> = path.trim_start_matches("/api/").split('/').collect();
+    match (request.method.as_str(), parts.as_slice()) {
+        ("POST", ["v0", "bundles"]) => offers::search(world, &request.body),
+        ("PUT", ["v0", "search", "asks"]) => offers::search(world, &request.body["q"]),
+        ("PUT", ["v0", "asks", id]) => create::create(world, account, id, &request.body),
+        ("GET", ["v1", "instances"]) => instances::list(world, account, &request.query),
+        ("GET", ["v0", "instances"]) => {
+            no(200, "deprecated_endpoint", "use /api/v1/instances/ instead")
+        }
+        ("GET", ["v0", "instances", id]) => instances::show(world, account, id),
+        ("DELETE", ["v0", "instances", id]) => instances::destroy(world, account, id),
+        ("PUT", ["v0", "instances", "request_logs", id]) => yes(
+            &json!({ "success": true, "result_url": format!("http://{}/logs/{id}", request.host) }),
+        ),
+        ("PUT", ["v0", "instances", "reboot" | "recycle" | "bid_price", _]) => {
+            yes(&json!({ "success": true }))
+        }
+        ("PUT", ["v0", "instances", id]) => instances::change(world, account, id, &request.body),
+        ("GET", ["v0", "charges"]) => instances::charges(world, account),
+        ("GET", ["v0", "users", "current"]) => yes(&user(world, account)),
+        ("GET", ["v0", "ssh"]) => yes(&json!([])),
+        _ => no(404, "not_found", "there is no such endpoint here"),
+    }
+}
+
+/// The number of an account: the same for the same key.
+fn number(account: &str) -> u64 {
+    let digest = blake3::hash(account.as_bytes());
+    u64::from(u32::from_le_bytes([
+        digest.as_bytes()[0],
+        digest.as_bytes()[1],
+        digest.as_bytes()[2],
+        0,
+    ]))
+}
+
+fn user(world: &World, account: &str) -> Value {
+    let spent = dollars(world.bill().0);
+    json!({
+        "id": number(account), "username": "rehearsal", "email": "rehearsal@example.com",
+        "balance": 100.0 - spent, "credit": 100.0 - spent, "ssh_key": null, "sid": "1",
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "amounts here are small")]
+fn dollars(micro: u64) -> f64 {
+    micro as f64 / 1e6
+}
+
+/// Hurt on its way.
+fn hurt(reply: Reply, way: Way) -> Reply {
+    reply.on(way)
+}

@@ -1,0 +1,312 @@
+//! Offers, machines and money of a simulator, whatever the provider's words for them are.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use stageline_core::offer::Facts;
+use stageline_core::unit::{Bytes, MicroDollars};
+
+use super::Options;
+use super::bill::Meter;
+use super::boot::{Agent, Booter};
+use super::clock::SimClock;
+use super::fault::{Fault, Faults};
+use super::machine::{Course, Machine, Offer, Stand};
+
+/// Between two looks at what time has done.
+const TICK: Duration = Duration::from_millis(25);
+
+/// How long a host takes to begin, by the simulator's clock.
+const PROVISION_MS: u64 = 5_000;
+
+/// By so much a request may come early: the way there is not always the same.
+const SLACK_MS: u64 = 100;
+
+/// How long an image takes.
+const LOAD_MS: u64 = 40_000;
+
+/// What one create asks for.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Whose.
+    pub account: String,
+    /// Its name.
+    pub label: String,
+    /// Its image.
+    pub image: String,
+    /// Disk in GiB.
+    pub disk_gib: u64,
+    /// Its environment.
+    pub env: BTreeMap<String, String>,
+    /// Its start command.
+    pub onstart: String,
+    /// It begins stopped.
+    pub stopped: bool,
+}
+
+/// Everything that there is.
+pub struct World {
+    /// Its time.
+    pub clock: SimClock,
+    /// What goes wrong.
+    pub faults: Faults,
+    seed: u64,
+    booter: Booter,
+    inner: Mutex<Inner>,
+}
+
+/// What changes.
+#[derive(Default)]
+pub struct Inner {
+    /// By number.
+    pub offers: BTreeMap<u64, Offer>,
+    /// Those that are there, and those that were.
+    pub machines: BTreeMap<u64, Machine>,
+    /// Creates that take effect later.
+    pub late: Vec<(u64, Offer, Wish)>,
+    /// Requests by endpoint.
+    pub requests: BTreeMap<&'static str, u64>,
+    /// Requests that came too soon.
+    pub too_soon: u64,
+    /// Prices are multiplied so.
+    pub price_factor: f64,
+    recent: BTreeMap<(String, &'static str), Vec<u64>>,
+    last_id: u64,
+}
+
+impl World {
+    pub(super) fn new(options: &Options) -> std::io::Result<Self> {
+        let faults = &options.faults;
+        Ok(Self {
+            clock: SimClock::new(options.speed),
+            faults: faults.take(),
+            seed: options.seed,
+            booter: Booter::new(options.program.clone())?,
+            inner: Mutex::new(Inner {
+                price_factor: 1.0,
+                last_id: 8_100_000,
+                ..Inner::default()
+            }),
+        })
+    }
+
+    /// Everything that changes, for a moment.
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no holder panics")
+    }
+
+    /// For what is drawn.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Counts a request, and says whether it came too soon. A fast clock makes distances shorter than a network can keep them.
+    pub fn passes(&self, account: &str, endpoint: &'static str, every: u64, burst: usize) -> bool {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        *inner.requests.entry(endpoint).or_default() += 1;
+        let window = every * u64::try_from(burst).unwrap_or(1);
+        let window = window.saturating_sub(SLACK_MS);
+        let recent = inner
+            .recent
+            .entry((account.to_owned(), endpoint))
+            .or_default();
+        recent.retain(|at| at + window > now);
+        let passes = recent.len() < burst || self.clock.speed() > 1;
+        if passes {
+            recent.push(now);
+        } else {
+            inner.too_soon += 1;
+        }
+        passes
+    }
+
+    /// Makes a machine. Returns its number.
+    pub fn make(&self, offer: Offer, wish: Wish) -> u64 {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        inner.last_id += 1;
+        let id = inner.last_id;
+        if let Some(offer) = inner.offers.get_mut(&offer.id) {
+            offer.taken = true;
+        }
+        let machine = self.machine(id, now, offer, wish);
+        inner.machines.insert(id, machine);
+        id
+    }
+
+    fn machine(&self, id: u64, now: u64, offer: Offer, wish: Wish) -> Machine {
+        let fires = |knob: &str| self.faults.fires(knob);
+        let after =
+            |fault: Option<Fault>, otherwise: u64| fault.map_or(0, |fault| fault.millis(otherwise));
+        let provisioned = now + PROVISION_MS;
+        let slow = fires("boot-slow").map_or(LOAD_MS, |fault| fault.millis(1500));
+        let runs = provisioned + slow;
+        let course = if fires("boot-never").is_some() {
+            Course::Never
+        } else if let Some(fault) = fires("boot-dies") {
+            Course::Dies(fault.text.unwrap_or_else(|| "exited".to_owned()))
+        } else {
+            Course::Well
+        };
+        let disk = Bytes(wish.disk_gib << 30);
+        let facts = match fires("create-other-machine") {
+            Some(_) => other(&offer.facts),
+            None => offer.facts.clone(),
+        };
+        let found = match fires("boot-wrong-gpu") {
+            Some(fault) if fault.says("fewer") => fewer(&facts),
+            Some(_) => other(&facts),
+            None => facts.clone(),
+        };
+        let meter = Meter::new(offer.price, wish.disk_gib, offer.disk_month);
+        Machine {
+            id,
+            account: wish.account,
+            label: wish.label,
+            facts,
+            found: Facts { disk, ..found },
+            offer,
+            image: wish.image,
+            env: wish.env,
+            onstart: wish.onstart,
+            created: now,
+            provisioned,
+            runs,
+            course,
+            listed_from: now + after(fires("list-lag"), 120),
+            found_from: now + after(fires("get-404-lag"), 30),
+            stopped_from: match (wish.stopped, fires("preempt")) {
+                (true, _) => Some(now),
+                (false, Some(fault)) => Some(runs + fault.millis(60)),
+                (false, None) => None,
+            },
+            away: fires("host-offline").map(|fault| {
+                let from = runs + 30_000;
+                (from, from + fault.millis(600))
+            }),
+            address_from: runs + after(fires("ip-missing"), 60),
+            wrong_address: u32::from(fires("ip-changes").is_some()),
+            gone_from: None,
+            ghost_until: 0,
+            meter,
+            agent: None,
+            started: false,
+        }
+    }
+
+    /// Ends a machine. False when there is none of that number, as far as anybody is told.
+    pub fn release(&self, account: &str, id: u64) -> bool {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        let machine = inner.machines.get_mut(&id);
+        let Some(machine) = machine.filter(|m| m.account == account && m.is_there(now)) else {
+            return false;
+        };
+        if machine.gone_from.is_some() || self.faults.fires("terminate-noop").is_some() {
+            return true;
+        }
+        machine.count(now);
+        let late = self.faults.fires("delete-late");
+        machine.gone_from = Some(now + late.map_or(0, |fault| fault.millis(300)));
+        let ghost = self.faults.fires("list-ghost");
+        machine.ghost_until = ghost.map_or(0, |fault| now + fault.millis(60));
+        let offer = machine.offer.id;
+        if let Some(offer) = inner.offers.get_mut(&offer) {
+            offer.taken = false;
+        }
+        true
+    }
+
+    /// What all machines ever cost.
+    pub fn bill(&self) -> MicroDollars {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        let machines = inner.machines.values_mut();
+        machines
+            .map(|machine| {
+                machine.count(now);
+                machine.meter.total()
+            })
+            .sum()
+    }
+
+    /// Does what time has done, until the simulator ends.
+    pub(super) async fn run(&self) {
+        loop {
+            for agent in self.tick() {
+                agent.kill().await;
+            }
+            tokio::time::sleep(TICK).await;
+        }
+    }
+
+    /// Starts agents of machines that run now, and returns those of machines that do not any more.
+    fn tick(&self) -> Vec<Agent> {
+        let now = self.clock.now();
+        let due: Vec<(Offer, Wish)> = {
+            let mut inner = self.lock();
+            let (due, late) = std::mem::take(&mut inner.late)
+                .into_iter()
+                .partition(|(at, ..)| *at <= now);
+            inner.late = late;
+            let due: Vec<(u64, Offer, Wish)> = due;
+            due.into_iter()
+                .map(|(_, offer, wish)| (offer, wish))
+                .collect()
+        };
+        for (offer, wish) in due {
+            self.make(offer, wish);
+        }
+        let mut ended = Vec::new();
+        let mut inner = self.lock();
+        for machine in inner.machines.values_mut() {
+            machine.count(now);
+            let runs = machine.is_there(now) && machine.stand(now) == Stand::Running;
+            if runs && !machine.started {
+                machine.started = true;
+                machine.agent = self.booter.start(machine.id, &machine.env, &machine.found);
+            }
+            // A host that is away comes back with the machine as it was.
+            let over = !machine.is_there(now) || machine.stand(now) == Stand::Stopped;
+            if over {
+                ended.extend(machine.agent.take());
+            }
+        }
+        ended
+    }
+
+    /// Ends every machine.
+    pub(super) async fn end(&self) {
+        let agents: Vec<Agent> = {
+            let mut inner = self.lock();
+            let machines = inner.machines.values_mut();
+            machines
+                .filter_map(|machine| machine.agent.take())
+                .collect()
+        };
+        for agent in agents {
+            agent.kill().await;
+        }
+        self.booter.end();
+    }
+}
+
+/// Another machine than was sold.
+fn other(facts: &Facts) -> Facts {
+    let mut other = facts.clone();
+    for gpu in &mut other.gpus {
+        gpu.model = "GTX 1060".to_owned();
+        gpu.vram = Bytes::gib(6);
+    }
+    other.cpus = 1;
+    other
+}
+
+fn fewer(facts: &Facts) -> Facts {
+    let mut fewer = facts.clone();
+    fewer.gpus.pop();
+    fewer.memory = Bytes(fewer.memory.0 / 4);
+    fewer
+}

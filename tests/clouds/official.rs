@@ -1,0 +1,126 @@
+//! The provider's own command line against the simulator: what it can do there, it can do here.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use stageline::sim::Running;
+
+use super::desk::cloud;
+
+const PACKAGE: &str = "vastai==1.9.1";
+
+struct Client<'a> {
+    program: PathBuf,
+    home: tempfile::TempDir,
+    cloud: &'a Running,
+}
+
+impl Client<'_> {
+    fn run(&self, args: &[&str]) -> String {
+        let url = format!("http://{}", self.cloud.address);
+        let output = Command::new(&self.program)
+            .args(["--url", &url, "--api-key", "somebody"])
+            .args(args)
+            .env_clear()
+            .env("HOME", self.home.path())
+            .env("PATH", "/usr/bin:/bin")
+            .output()
+            .expect("it starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(
+            output.status.success() && err.is_empty(),
+            "{args:?}: {out}\n{err}"
+        );
+        out
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let mut args = args.to_vec();
+        args.push("--raw");
+        let text = self.run(&args);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{args:?}: {error}: {text}"))
+    }
+
+    fn status(&self, id: &str) -> Value {
+        self.json(&["show", "instance", id])["actual_status"].clone()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_official_client_searches_creates_shows_and_destroys() {
+    let program = tokio::task::spawn_blocking(official)
+        .await
+        .expect("no panic");
+    let cloud = cloud(vec![], 600, false).await;
+    tokio::task::block_in_place(|| {
+        let client = Client {
+            program,
+            home: tempfile::tempdir().expect("a folder"),
+            cloud: &cloud,
+        };
+        let offers = client.json(&["search", "offers", "num_gpus=1 gpu_name=RTX_4090"]);
+        let offers = offers.as_array().expect("a list");
+        assert!(!offers.is_empty());
+        assert!(
+            offers
+                .iter()
+                .all(|offer| offer["gpu_name"] == "RTX 4090" && offer["num_gpus"] == 1)
+        );
+        let offer = offers[0]["id"].to_string();
+        let options = [
+            "--image", "img:1", "--disk", "20", "--label", "one", "--ssh", "--direct",
+        ];
+        let made = client.json(&[&["create", "instance", &offer][..], &options].concat());
+        assert_eq!(made["success"], true);
+        let id = made["new_contract"].to_string();
+        let listed = client.json(&["show", "instances"]);
+        assert_eq!(listed[0]["id"].to_string(), id);
+        assert_eq!(listed[0]["label"], "one");
+        client.run(&["label", "instance", &id, "two"]);
+        assert_eq!(client.json(&["show", "instances"])[0]["label"], "two");
+        cloud.world.clock.advance(120_000);
+        assert_eq!(client.status(&id), "running");
+        client.run(&["logs", &id]);
+        client.run(&["stop", "instance", &id]);
+        assert_eq!(client.status(&id), "stopped");
+        client.run(&["destroy", "instance", &id, "-y"]);
+        assert_eq!(client.json(&["show", "instances"]), serde_json::json!([]));
+        assert!(cloud.world.bill().0 > 0);
+    });
+    cloud.stop().await;
+}
+
+/// The client, installed once per build folder.
+fn official() -> PathBuf {
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vastai-venv");
+    let program = home.join("bin/vastai");
+    // Test runs at the same time take turns.
+    let lock = File::create(home.with_extension("lock")).expect("the build folder can be written");
+    lock.lock().expect("the lock can be had");
+    let mark = home.join("installed");
+    if fs::read_to_string(&mark).is_ok_and(|package| package == PACKAGE) {
+        return program;
+    }
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&home));
+    run(Command::new(home.join("bin/python")).args(["-m", "pip", "install", "--quiet", PACKAGE]));
+    fs::write(&mark, PACKAGE).expect("the build folder can be written");
+    program
+}
+
+fn run(command: &mut Command) {
+    let what = format!("{command:?}");
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("{what}: {error}\nThis test needs Python 3.10 or newer with venv and pip")
+    });
+    assert!(
+        output.status.success(),
+        "{what}: {}\n{}\nThis test needs Python 3.10 or newer with venv and pip, and once a package index that has `vastai`",
+        output.status,
+        String::from_utf8_lossy(&output.stderr),
+    );
+}

@@ -1,0 +1,67 @@
+//! The whole job over a cloud's API: plan, apply, ask, destroy; the same with faults; the topology lost.
+
+use stageline::sim::Fault;
+
+use super::desk::Desk;
+
+#[test]
+fn two_machines_are_rented_asked_and_ended() {
+    let desk = Desk::new(vec![]);
+    desk.run("plan").exits(0).says("from provider vast");
+    assert!(desk.there().is_empty());
+    desk.run("apply --auto-approve").exits(0).says("is up");
+    desk.agrees(2);
+    desk.run("ask Hello").exits(0);
+    desk.run("plan --detailed-exitcode")
+        .exits(0)
+        .says("Nothing to do");
+    // To end machines, neither the topology nor its provider's table is needed.
+    desk.remove_topology();
+    desk.run("destroy --auto-approve")
+        .exits(0)
+        .says("0 left at providers");
+    desk.agrees(0);
+}
+
+#[test]
+fn a_machine_whose_create_failed_after_the_fact_is_found_and_kept() {
+    let faults = vec![
+        Fault::of("create-500-after-commit").times(1),
+        Fault::of("list-lag").times(1).seconds(60),
+    ];
+    let desk = Desk::new(faults);
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(2);
+    assert_eq!(desk.cloud.world.lock().machines.len(), 2, "none too many");
+    desk.run("destroy --auto-approve")
+        .exits(0)
+        .says("0 left at providers");
+    desk.agrees(0);
+}
+
+#[test]
+fn an_account_that_cannot_be_seen_is_not_an_empty_one() {
+    let desk = Desk::new(vec![]);
+    desk.run("apply --auto-approve").exits(0);
+    let set = |table| desk.cloud.world.faults.replace(table).expect("knobs");
+    set(vec![Fault::of("other-account")]);
+    let ran = desk.run("plan --detailed-exitcode");
+    ran.exits(0)
+        .says("it is kept")
+        .says("the machines are on account");
+    set(vec![]);
+    desk.agrees(2);
+    desk.run("destroy --auto-approve")
+        .exits(0)
+        .says("0 left at providers");
+    desk.agrees(0);
+}
+
+#[test]
+fn a_key_that_is_missing_is_said_at_once() {
+    let desk = Desk::new(vec![]);
+    let mut command = desk.command("plan");
+    command.env_remove("VAST_API_KEY");
+    let ran = super::desk::finish(command.spawn().expect("the binary is there"));
+    ran.exits(1).says("VAST_API_KEY is not set");
+}
