@@ -164,6 +164,9 @@ fn a_state_that_is_moved_goes_on_there_and_nowhere_else() {
     assert!(world.processes().is_empty());
 }
 
+/// Damages one file.
+type Harm = Box<dyn Fn(&PathBuf)>;
+
 /// Each kind of damage to the journal.
 #[test]
 fn a_damaged_state_is_repaired_without_losing_a_machine() {
@@ -173,8 +176,11 @@ fn a_damaged_state_is_repaired_without_losing_a_machine() {
     };
     let empty = |path: &PathBuf| std::fs::write(path, "").expect("written");
     let missing = |path: &PathBuf| std::fs::remove_file(path).expect("removed");
-    let harms: [(&str, &dyn Fn(&PathBuf)); 3] =
-        [("cut", &cut), ("emptied", &empty), ("missing", &missing)];
+    let harms: [(&str, Harm); 3] = [
+        ("cut", Box::new(cut)),
+        ("emptied", Box::new(empty)),
+        ("missing", Box::new(missing)),
+    ];
     for (what, harm) in harms {
         let world = one();
         world.apply();
