@@ -38,7 +38,7 @@ pub async fn look(
         ..Observed::default()
     };
     let listings = list(state, providers).await;
-    for (address, _) in state.existing() {
+    for (address, recorded) in state.existing() {
         let Address::Lease(lease) = address else {
             continue;
         };
@@ -46,7 +46,8 @@ pub async fn look(
             continue;
         };
         let listing = &listings[&(held.provider.clone(), held.provider_kind.clone())];
-        let young = is_young(providers, held, clock);
+        let age = age(state, recorded, held, clock);
+        let young = is_young(providers, held, age);
         let seen = seen(listing, held, young);
         observed.leases.insert(lease.clone(), seen);
     }
@@ -83,14 +84,25 @@ async fn list(state: &State, providers: &Providers) -> Listings {
     futures::future::join_all(asked).await.into_iter().collect()
 }
 
-/// Whether a machine may be too new to be in listings. A wall clock that was set back leaves it young: that is safe.
-fn is_young(providers: &Providers, held: &LeaseReceipt, clock: &dyn Clock) -> bool {
+/// How long ago a machine was made, at least. In ledger time, so that a wall clock that is set makes no machine of this
+/// boot older; where that is not known, a wall clock that was set back leaves it young, which is safe.
+pub fn age(state: &State, recorded: &Recorded, held: &LeaseReceipt, clock: &dyn Clock) -> Duration {
+    let age = match recorded.billed {
+        Some(billed) => {
+            let now = state.ledger_now(clock.now(), clock.boot_point().as_ref());
+            now.duration_since(billed.since)
+        }
+        None => clock.now().duration_since(held.created_at),
+    };
+    Duration::try_from(age).unwrap_or_default()
+}
+
+/// Whether a machine may be too new to be in listings.
+fn is_young(providers: &Providers, held: &LeaseReceipt, age: Duration) -> bool {
     let Ok(provider) = providers.get(&held.provider, &held.provider_kind) else {
         return false;
     };
-    let delay = provider.traits().visibility_delay;
-    let age = Duration::try_from(clock.now().duration_since(held.created_at)).unwrap_or_default();
-    age < delay
+    age < provider.traits().visibility_delay
 }
 
 fn seen(

@@ -11,9 +11,15 @@ mod faults;
 #[path = "apply/fence.rs"]
 mod fence;
 mod ledger;
+#[path = "apply/model.rs"]
+mod model;
 #[path = "apply/order.rs"]
 mod order;
+#[path = "apply/power.rs"]
+mod power;
 #[path = "apply/random.rs"]
 mod random;
+#[path = "apply/table.rs"]
+mod table;
 #[path = "apply/world.rs"]
 pub(crate) mod world;

@@ -6,6 +6,7 @@ mod crash;
 mod disk;
 mod drift;
 mod faults;
+mod kills;
 mod native;
 mod pause;
 mod plans;

@@ -14,7 +14,7 @@ use stageline_core::unit::Millis;
 
 use super::doubt::{POLL, blind, horizon, of_generation};
 use super::step::{Act, Made, Run, Stop, lease_of};
-use crate::provider::{Provider, Released};
+use crate::provider::{Machine, Provider, Released};
 
 /// How long the provider may go on listing a machine that it agreed to end.
 const GONE_WITHIN: Millis = Millis::minutes(10);
@@ -179,10 +179,9 @@ impl<'a> Run<'a> {
                     Err(cause) => trouble = Some(cause),
                 }
             }
-            match self.find_ours(provider.as_ref(), lease, lineage).await {
-                Err(error) => trouble = Some(blind(&error.cause)),
-                Ok(machines) => {
-                    let left = of_generation(machines, act.step.generation);
+            match self.left(act, lease, provider, held, lineage).await {
+                Err(cause) => trouble = Some(cause),
+                Ok(left) => {
                     if left.is_empty() && trouble.is_none() && watched >= quiet {
                         return Ok(None);
                     }
@@ -220,6 +219,26 @@ impl<'a> Run<'a> {
             }
             self.pause(POLL).await?;
         }
+    }
+
+    /// What this provider still has of a lease: by name, and by the id that is recorded, since somebody may have renamed
+    /// the machine.
+    async fn left(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        provider: &Arc<dyn Provider>,
+        held: Option<&LeaseReceipt>,
+        lineage: &Lineage,
+    ) -> Result<Vec<Machine>, Cause> {
+        let found = self.find_ours(provider.as_ref(), lease, lineage).await;
+        let machines = found.map_err(|error| blind(&error.cause))?;
+        let mut left = of_generation(machines, act.step.generation);
+        if let Some(held) = held.filter(|_| left.is_empty()) {
+            let renamed = provider.describe(&held.machine).await;
+            left.extend(renamed.map_err(|error| blind(&error.cause))?);
+        }
+        Ok(left)
     }
 
     /// How long absence from listings proves nothing, because the machine may be too young to be listed.

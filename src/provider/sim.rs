@@ -129,7 +129,7 @@ impl SimProvider {
             .filter_map(|(_, _, id)| state.machines.get(id))
             .filter(|sim| sim.listed_from <= now)
             .filter_map(|sim| self.show(sim, now, faults))
-            .filter(|machine| machine.request_key.is_some());
+            .filter(|machine| prefix.is_empty() || machine.request_key.is_some());
         Ok(shown.collect())
     }
 
@@ -243,7 +243,10 @@ impl SimProvider {
                     return Err(Cause::new(FailureClass::Auth, "the key does not work"));
                 }
                 Fault::DeleteLate(span) => ends_at = now + *span,
-                Fault::ListGhost(span) => sim.ghost_until = Some(now + *span),
+                // Once: who ends it again does not keep it in the listing.
+                Fault::ListGhost(span) if sim.ends_at.is_none() => {
+                    sim.ghost_until = Some(now + *span);
+                }
                 _ => {}
             }
         }

@@ -3,6 +3,8 @@
 //! It counts every request and asks a script what becomes of it. It never invents a fault that a real store or a kill
 //! could not show: a request is carried out whole or not at all, and its answer may be lost, or wait.
 
+mod disk;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +19,8 @@ use object_store::{
     ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tokio::sync::watch;
+
+pub use disk::{Disk, Loss, Power, Syncs};
 
 /// What kind of request it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,10 +18,10 @@ const STORIES: u64 = 40;
 const COMMANDS: u64 = 7;
 
 /// Dice that can be thrown again: splitmix64.
-struct Draws(u64);
+pub(super) struct Draws(pub(super) u64);
 
 impl Draws {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -29,11 +29,11 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub(super) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    fn one_in(&mut self, n: u64) -> bool {
+    pub(super) fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
@@ -119,7 +119,7 @@ fn fault(draws: &mut Draws) -> (Verb, Fault) {
     }
 }
 
-fn faults(draws: &mut Draws) -> FaultTable {
+pub(super) fn faults(draws: &mut Draws) -> FaultTable {
     let mut table = FaultTable::none().seeded(draws.next());
     for _ in 0..draws.below(4) {
         let (verb, fault) = fault(draws);

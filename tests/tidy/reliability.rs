@@ -111,7 +111,7 @@ fn unread(files: &[File]) -> Findings {
     let tests = || files.iter().filter(|file| file.path.starts_with("tests/"));
     let names = page(files)
         .split(|c: char| !(c.is_ascii_uppercase() || c == '_'))
-        .filter(|word| word.starts_with("STAGELINE_TEST_"));
+        .filter(|word| word.starts_with("STAGELINE_"));
     let unread = names.filter(|name| {
         let quoted = format!("\"{name}\"");
         !tests().any(|file| !file.path.starts_with("tests/tidy") && file.text.contains(&quoted))

@@ -280,7 +280,7 @@ async fn machines_of_others_are_never_ours() {
     let machine = done(case.provider.create(case.request(1)).await);
     let twin = machine.request_key.clone().expect("ours").to_string();
     world.plant(&name, &twin, PRICE);
-    assert_eq!(case.listed().await, 2);
+    assert_eq!(case.listed().await, 5, "a listing has all of the account");
     let prefix = RequestKey::mark(&Lineage([7; 16]));
     assert_eq!(case.provider.find(&prefix).await.expect("seen").len(), 2);
     assert_eq!(case.provider.find("sl-08").await.expect("seen").len(), 0);

@@ -441,6 +441,21 @@ impl World {
         self.alter(id, |machine, now| machine.ends_at = Some(now))
     }
 
+    /// Gives a machine another name behind everybody's back; false when there is none.
+    pub fn rename(&self, id: &MachineId, label: &str) -> bool {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Some(machine) = state.machines.get_mut(id) else {
+            return false;
+        };
+        let mut name = (machine.account.clone(), machine.label.clone(), id.clone());
+        state.by_label.remove(&name);
+        label.clone_into(&mut machine.label);
+        label.clone_into(&mut name.1);
+        state.by_label.insert(name);
+        true
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

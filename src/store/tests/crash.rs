@@ -24,8 +24,8 @@ const STEPS: [&[u32]; 14] = [
 /// After these steps a snapshot is made.
 const SNAPSHOTS: [usize; 3] = [2, 7, 12];
 
-/// Does what is not recorded yet and returns what was acknowledged.
-async fn session(store: &Store, process: Writer) -> Vec<u32> {
+/// Does what is not recorded yet and returns what was acknowledged, each told at once as well.
+pub(super) async fn session(store: &Store, process: Writer, told: impl Fn(u32) + Copy) -> Vec<u32> {
     let mut acknowledged = Vec::new();
     let Ok(loaded) = store.read().await else {
         return acknowledged;
@@ -38,7 +38,13 @@ async fn session(store: &Store, process: Writer) -> Vec<u32> {
         let todo = step.iter().copied().filter(|lease| !done.contains(lease));
         let appends = todo.map(|lease| {
             let journal = journal.clone();
-            async move { (lease, journal.append(vec![started(lease)]).await) }
+            async move {
+                let result = journal.append(vec![started(lease)]).await;
+                if result.is_ok() {
+                    told(lease);
+                }
+                (lease, result)
+            }
         });
         let mut failed = false;
         for (lease, result) in futures::future::join_all(appends).await {
@@ -58,7 +64,7 @@ async fn session(store: &Store, process: Writer) -> Vec<u32> {
 }
 
 /// Everything before a step is there when something of it is.
-fn in_order(recovered: &[u32]) -> bool {
+pub(super) fn in_order(recovered: &[u32]) -> bool {
     let whole = |step: &&[u32]| step.iter().all(|lease| recovered.contains(lease));
     let begun = |step: &&[u32]| step.iter().any(|lease| recovered.contains(lease));
     let steps = STEPS.to_vec();
@@ -79,7 +85,7 @@ async fn killed(objects: &Arc<dyn ObjectStore>, at: u64, fate: Fate, process_id:
         }
     }));
     let acknowledged = match Store::on(faulty.clone(), "test", Mode::Write).await {
-        Ok(store) => session(&store, process(process_id)).await,
+        Ok(store) => session(&store, process(process_id), |_| ()).await,
         Err(_) => Vec::new(),
     };
     let reader = Store::on(objects.clone(), "test", Mode::Read).await;
@@ -98,9 +104,9 @@ async fn killed(objects: &Arc<dyn ObjectStore>, at: u64, fate: Fate, process_id:
     faulty.is_dead()
 }
 
-async fn completes(objects: &Arc<dyn ObjectStore>) {
+pub(super) async fn completes(objects: &Arc<dyn ObjectStore>) {
     let store = writer_on(objects).await;
-    session(&store, process(99)).await;
+    session(&store, process(99), |_| ()).await;
     let state = store.read().await.expect("whole").state;
     assert_eq!(leases(&state), (0..28).collect::<Vec<_>>());
     assert!(!state.run.expect("a run").open);
@@ -157,7 +163,7 @@ async fn one_fault_at_any_request_is_not_noticed_in_what_is_recorded() {
                 }
             })
             .await;
-            let acknowledged = session(&store, process(1)).await;
+            let acknowledged = session(&store, process(1), |_| ()).await;
             if !reached.load(std::sync::atomic::Ordering::SeqCst) {
                 break;
             }

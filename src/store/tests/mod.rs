@@ -5,6 +5,7 @@ mod identity;
 mod journal;
 mod local;
 mod lock;
+mod power;
 mod read;
 
 use std::sync::Arc;
