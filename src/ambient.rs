@@ -6,6 +6,7 @@
     reason = "here, and only here, the real clock is read"
 )]
 
+mod dumps;
 mod fake;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use async_trait::async_trait;
 use stageline_core::journal::BootPoint;
 use stageline_core::unit::{Millis, Timestamp};
 
+pub use dumps::{keep_memory_private, no_core_dumps};
 pub use fake::FakeClock;
 
 /// Time, as an effect.

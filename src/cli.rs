@@ -19,6 +19,7 @@ mod logs;
 mod model;
 mod money;
 mod offers;
+mod orphans;
 mod plan;
 mod project;
 mod relay;
@@ -40,6 +41,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::ambient;
 use console::Console;
 pub use exit::{Exit, Failure};
 
@@ -146,6 +148,8 @@ enum Command {
     Release(leases::Release),
     /// Take a machine of this state at the provider back into a lease
     Import(import::Import),
+    /// Machines at the providers that carry our mark and that no state records
+    Orphans(orphans::Orphans),
     /// Look into the recorded state, or mend it
     State(state::State),
     /// The process on a leased machine; started by stageline itself
@@ -178,6 +182,11 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error),
     };
+    ambient::no_core_dumps();
+    // An agent is found by its environment.
+    if !matches!(cli.command, Command::Agent(_)) {
+        ambient::keep_memory_private();
+    }
     let console = Console::new(&cli.global);
     match dispatch(cli, &console) {
         Ok(exit) => exit.into(),
@@ -207,6 +216,7 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
         Command::Leases(command) => command.run(global, console),
         Command::Release(command) => command.run(global, console),
         Command::Import(command) => command.run(global, console),
+        Command::Orphans(command) => command.run(global, console),
         Command::State(command) => command.run(global, console),
         Command::Agent(command) => command.run(console),
         Command::Sim(command) => command.run(console),

@@ -2,6 +2,8 @@
 //!
 //! Not knowing is an answer of its own and never the same as absence. Nothing is changed here, nothing is written.
 
+pub mod orphans;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

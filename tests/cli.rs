@@ -8,6 +8,7 @@ mod drift;
 mod faults;
 mod kills;
 mod native;
+mod orphans;
 mod pause;
 mod plans;
 mod relay;

@@ -36,6 +36,15 @@ pub(crate) struct Import {
 }
 
 impl Import {
+    /// Of a machine that somebody agreed to already.
+    pub fn unasked(lease: &LeaseId, id: &MachineId) -> Self {
+        Self {
+            address: Address::Lease(lease.clone()),
+            id: id.clone(),
+            auto_approve: true,
+        }
+    }
+
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let Address::Lease(lease) = self.address.clone() else {
             return Err(Failure::new(

@@ -150,6 +150,31 @@ pub(crate) fn recorded(url: &StateUrl) -> Vec<Name> {
     names
 }
 
+/// The states in a folder, those of workspaces too; a bucket is not asked.
+pub(crate) fn places(beside: &Place) -> Vec<Place> {
+    let Some(Ok(entries)) = beside.url.root().map(std::fs::read_dir) else {
+        return Vec::new();
+    };
+    let place = |folder: &str| {
+        let (name, workspace) = match folder.split_once('.') {
+            Some((name, workspace)) => (name, Some(workspace.parse().ok()?)),
+            None => (folder, None),
+        };
+        Some(Place {
+            name: name.parse().ok()?,
+            workspace,
+            ..beside.clone()
+        })
+    };
+    let mut places: Vec<Place> = entries
+        .flatten()
+        .filter(|entry| entry.path().join("journal").is_dir())
+        .filter_map(|entry| place(entry.file_name().to_str()?))
+        .collect();
+    places.sort_by_key(Place::folder);
+    places
+}
+
 fn sources(global: &Global) -> Result<Vec<SourceFile>, Failure> {
     if global.file.is_empty() {
         let path = Path::new(TOPOLOGY);

@@ -15,6 +15,58 @@ const KEY_BY_FILE: &str = "canary-file/91c2?e+f g==";
 const KEY_BY_COMMAND: &str = "canary-command/55aa?x+y z==";
 const WORKERS: &str = "canary-worker/0b1d?p+q r==";
 
+/// What is run while every secret is in use.
+const LINES: &[&str] = &[
+    "apply -vv --json --auto-approve",
+    "plan -vv --json",
+    "apply --log-format json --auto-approve",
+    "status --json",
+    "show --json",
+    "state pull",
+    "logs stage.chat[0]",
+    "logs stage.chat[1]",
+    "logs lease.node[0]",
+    "graph",
+    "ask --json hello",
+    "validate -vv",
+    "leases --json",
+    "orphans -vv --json",
+    "offers -vv --json",
+    "state list",
+    "state show lease.node[0]",
+    "state history --json",
+    "state repair --auto-approve",
+];
+
+/// The same for what changes the state; each with how it ends.
+const SURGERY: &[(&str, i32)] = &[
+    ("state mv lease.node lease.other --auto-approve -vv", 0),
+    ("state mv lease.other lease.node --auto-approve --json", 0),
+    ("state rollback 999999 --auto-approve", 1),
+    ("state push elsewhere", 1),
+    ("state unlock --auto-approve", 0),
+    ("state rm lease.node[1] --auto-approve", 0),
+    ("orphans -vv", 0),
+    ("import lease.node[1] ID --auto-approve -vv", 0),
+    ("apply -vv --auto-approve", 0),
+];
+
+/// Commands that are not in those lists, and why.
+const SPARED: &[(&str, &str)] = &[
+    ("init", "reads nothing"),
+    ("schema", "reads nothing"),
+    ("explain", "reads nothing"),
+    ("completions", "reads nothing"),
+    ("sim", "has keys of its own only, which open nothing"),
+    ("version", "reads nothing"),
+    (
+        "agent",
+        "runs all the time: its files, log and arguments are searched",
+    ),
+    ("release", "run at the end"),
+    ("destroy", "run at the end"),
+];
+
 /// Every way in which a secret may show.
 fn forms(secret: &str) -> Vec<String> {
     let url: String = secret
@@ -99,21 +151,16 @@ api_key = { command = [\"sh\", \"key.sh\"] }
     world.set("WORKER_TOKEN", WORKERS);
 
     let mut said: Vec<Ran> = vec![ran, unset];
-    for line in [
-        "apply -vv --json --auto-approve",
-        "plan -vv --json",
-        "apply --log-format json --auto-approve",
-        "status --json",
-        "show --json",
-        "state pull",
-        "logs stage.chat[0]",
-        "logs stage.chat[1]",
-        "logs lease.node[0]",
-        "graph",
-        "ask --json hello",
-    ] {
+    for line in LINES {
         let ran = world.run(line);
         ran.exits(0);
+        said.push(ran);
+    }
+    let machines = world.run("leases --json").json();
+    let machine = machines[1]["machine"].as_str().expect("it is held");
+    for (line, code) in SURGERY {
+        let ran = world.run(&line.replace("ID", machine));
+        ran.exits(*code);
         said.push(ran);
     }
     assert!(
@@ -121,7 +168,53 @@ api_key = { command = [\"sh\", \"key.sh\"] }
         "the log of the worker was read"
     );
     search(&world, &said);
-    world.destroy();
+    said = vec![
+        world.run("release lease.node[1] --auto-approve"),
+        world.destroy(),
+    ];
+    said[0].exits(0);
+    for form in [KEY_BY_ENV, KEY_BY_FILE, KEY_BY_COMMAND, WORKERS]
+        .map(forms)
+        .concat()
+    {
+        let found = said
+            .iter()
+            .find(|ran| ran.out.contains(&form) || ran.err.contains(&form));
+        assert!(found.is_none(), "{form} in:\n{}", said[0]);
+    }
+}
+
+/// A command that is new is searched for secrets too, or it is said here why it need not be.
+#[test]
+fn every_command_is_searched() {
+    let world = World::empty();
+    let of = |page: &str| -> Vec<String> {
+        let (_, list) = page.split_once("Commands:\n").expect("it has commands");
+        let lines = list.lines().take_while(|line| !line.trim().is_empty());
+        let named = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+        named
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    let mut all = of(&world.run("--help").out);
+    all.retain(|name| name != "state");
+    let below = of(&world.run("state --help").out);
+    all.extend(below.iter().map(|name| format!("state {name}")));
+    assert!(all.len() > 20, "the page was read: {all:?}");
+    let surgery = SURGERY.iter().map(|(line, _)| *line);
+    let run: Vec<&str> = LINES.iter().copied().chain(surgery).collect();
+    let is_run = |name: &String| {
+        let before = format!("{name} ");
+        run.iter()
+            .any(|line| *line == name || line.starts_with(&before))
+    };
+    let spared = |name: &String| SPARED.iter().any(|(spared, _)| spared == name);
+    let missing: Vec<&String> = all
+        .iter()
+        .filter(|name| !is_run(name) && !spared(name))
+        .collect();
+    assert!(missing.is_empty(), "no canary for {missing:?}");
 }
 
 #[test]

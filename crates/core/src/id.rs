@@ -454,6 +454,17 @@ impl RequestKey {
         self.parts().expect("checked when the key was made")
     }
 
+    /// Whether it was made for this address, in whichever lineage.
+    pub fn is_for(&self, address: &Address) -> bool {
+        let short = Fingerprint::of(address.to_string().as_bytes()).short();
+        self.0.split('-').nth(2) == Some(short.as_str())
+    }
+
+    /// Whether it is of this lineage.
+    pub fn is_of(&self, lineage: &Lineage) -> bool {
+        self.0.starts_with(&Self::mark(lineage))
+    }
+
     fn parts(&self) -> Option<(Generation, Attempt)> {
         let (generation, attempt) = self.0.rsplit_once("-g")?.1.split_once('a')?;
         Some((
@@ -467,13 +478,16 @@ impl FromStr for RequestKey {
     type Err = IdError;
 
     fn from_str(text: &str) -> Result<Self, IdError> {
+        // Exactly as it is written by us: what only resembles a key is somebody else's.
         let key = Self(text.to_owned());
-        let hex = |s: Option<&str>, n: usize| {
-            s.is_some_and(|s| s.len() == n && s.bytes().all(|b| b.is_ascii_hexdigit()))
-        };
+        let digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        let hex =
+            |s: Option<&str>, n: usize| s.is_some_and(|s| s.len() == n && s.bytes().all(digit));
         let mut parts = text.split('-');
         let shape = parts.next() == Some("sl") && hex(parts.next(), 16) && hex(parts.next(), 8);
-        if shape && key.parts().is_some() && text.len() < 64 {
+        let tail = key.parts().map(|(g, a)| format!("g{g}a{a}"));
+        let whole = tail.is_some() && parts.next() == tail.as_deref() && parts.next().is_none();
+        if shape && whole && text.len() < 64 {
             Ok(key)
         } else {
             Err(IdError(format!(
@@ -557,5 +571,32 @@ mod tests {
             key,
             RequestKey::derive(&lineage, &address, Generation(u32::MAX), Attempt(1))
         );
+    }
+
+    #[test]
+    fn what_resembles_a_request_key_is_none() {
+        let address = "lease.gpu[0]".parse().expect("an address");
+        let key = RequestKey::derive(&Lineage([0xab; 16]), &address, Generation(1), Attempt(2));
+        assert!(key.is_for(&address) && key.is_of(&Lineage([0xab; 16])));
+        assert!(!key.is_for(&"lease.gpu[1]".parse().expect("an address")));
+        assert!(!key.is_of(&Lineage([0xac; 16])));
+        let text = key.as_str();
+        for other in [
+            text.to_uppercase(),
+            text.replace("abab", "ABAB"),
+            text.replacen("sl-", "SL-", 1),
+            text.replacen("sl-", "xsl-", 1),
+            format!("my-{text}"),
+            format!("{text}-copy"),
+            format!("{text} "),
+            text.replace("g1a2", "g01a2"),
+            text.replace("g1a2", "g+1a2"),
+            text.replace("-g1a2", "-x-g1a2"),
+            text.replace("g1a2", "g1"),
+            text[..text.len() - 4].to_owned(),
+            text[..text.len() - 1].to_owned(),
+        ] {
+            assert!(other.parse::<RequestKey>().is_err(), "{other}");
+        }
     }
 }

@@ -166,7 +166,14 @@ impl State {
                 attempt,
                 ..
             } => self.with(address, *generation, |recorded| recorded.absent(*attempt)),
-            Record::ExtraReleased { address, at, .. } => self.extra(address, *at),
+            Record::ExtraReleased {
+                address,
+                machine,
+                at,
+            } => {
+                self.disowned.remove(machine);
+                self.extra(address, *at);
+            }
             Record::Seen {
                 address,
                 generation,
