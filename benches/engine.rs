@@ -12,60 +12,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use secrecy::{SecretBox, SecretString};
 use stageline::ambient::{SharedClock, SystemClock};
-use stageline::apply::{self, Effects, Keys, PARALLELISM, Providers, Secrets};
-use stageline::core::id::{
-    Attempt, EndpointKey, Generation, LeaseId, Lineage, Name, OperatorId, WriterId,
-};
+use stageline::apply::testing::{NoSecrets, TestKeys};
+use stageline::apply::{self, Effects, PARALLELISM, Providers};
+use stageline::core::id::{Lineage, Name, OperatorId, WriterId};
 use stageline::core::offer::{Facts, QuoteId, Supply};
 use stageline::core::plan::{self, Draft, Market, Mode, Plan};
-use stageline::core::resource::{Cause, FailureClass, Spec};
+use stageline::core::resource::Spec;
 use stageline::core::state::{Observed, State};
-use stageline::core::topology::{self, SecretRef, SourceFile, VarSources};
+use stageline::core::topology::{self, SourceFile, VarSources};
 use stageline::core::unit::{Bytes, MicroDollars, Millis};
 use stageline::machine::Machines;
+use stageline::provider::Provider;
 use stageline::provider::sim::{self, AccountSpec, Shape};
-use stageline::provider::{Boot, Provider};
 use stageline::store::{Begin, First, Journal, Mode as Access, StateUrl, Store, Writer};
 use tokio_util::sync::CancellationToken;
 
 const LINEAGE: Lineage = Lineage([7; 16]);
-
-struct Identity;
-
-/// The secret key of one try; its public key is what a simulated agent answers to.
-fn secret(lease: &LeaseId, generation: Generation, attempt: Attempt) -> [u8; 32] {
-    let text = format!("{lease} {generation} {attempt}");
-    stageline::core::id::Fingerprint::of(text.as_bytes()).0
-}
-
-impl Keys for Identity {
-    fn endpoint(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> EndpointKey {
-        let secret = iroh::SecretKey::from_bytes(&secret(lease, generation, attempt));
-        EndpointKey(*secret.public().as_bytes())
-    }
-
-    fn boot(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> Boot {
-        Boot {
-            agent_key: SecretBox::new(Box::new(secret(lease, generation, attempt))),
-            operator: OperatorId([1; 32]),
-            lineage: LINEAGE,
-            lease: lease.clone(),
-            generation,
-            attempt,
-            relay: None,
-        }
-    }
-}
-
-struct NoSecrets;
-
-impl Secrets for NoSecrets {
-    fn read(&self, _: &SecretRef) -> Result<SecretString, Cause> {
-        Err(Cause::new(FailureClass::Config, "there are no secrets"))
-    }
-}
 
 fn here() -> Name {
     "here".parse().expect("a name")
@@ -84,7 +47,8 @@ fn world(clock: &SharedClock) -> sim::World {
             ..Facts::default()
         },
         price_per_hour: MicroDollars(100_000),
-        supply: Supply::Many(100_000),
+        // Counting what is taken would be the simulator's own work.
+        supply: Supply::Many(u32::MAX),
         boot: Duration::ZERO,
     };
     world.account(&here(), AccountSpec::new(vec![shape]));
@@ -106,7 +70,7 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
     // No topology can name the simulator.
     for spec in desired.specs.values_mut() {
         if let Spec::Lease(lease) = spec {
-            for terms in &mut lease.terms {
+            for terms in &mut lease.to_mut().terms {
                 provider.kind().clone_into(&mut terms.provider_kind);
             }
         }
@@ -162,7 +126,7 @@ async fn measure(count: usize, folder: &Path) -> Figures {
     let effects = Effects {
         providers,
         machines: Some(Arc::new(world.hands()) as Arc<dyn Machines>),
-        keys: Some(Arc::new(Identity)),
+        keys: Some(Arc::new(TestKeys(LINEAGE))),
         secrets: Arc::new(NoSecrets),
         clock: clock.clone(),
         events: Arc::new(|_| {}),

@@ -49,6 +49,8 @@ pub struct SystemClock;
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         let now = Timestamp::now();
+        // Finer than this says nothing, and is written everywhere.
+        let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
         match seam(CLOCK_SHIFT).and_then(|text| text.parse().ok()) {
             Some(seconds) => now
                 .checked_add(jiff::SignedDuration::from_secs(seconds))

@@ -11,6 +11,7 @@ mod named;
 mod release;
 mod schedule;
 mod step;
+pub mod testing;
 
 use std::sync::Arc;
 

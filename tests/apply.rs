@@ -19,6 +19,8 @@ mod order;
 mod power;
 #[path = "apply/random.rs"]
 mod random;
+#[path = "apply/sold.rs"]
+mod sold;
 #[path = "apply/table.rs"]
 mod table;
 #[path = "apply/world.rs"]

@@ -491,7 +491,7 @@ impl<'a> Run<'a> {
         Ok(
             match gate(lease, spec, held, &facts, machine.price_per_hour) {
                 Ok(()) => Glance::Ready(Box::new(LeaseReady {
-                    facts,
+                    facts: facts.into(),
                     endpoint: target.endpoint,
                     contact: target.contact,
                 })),

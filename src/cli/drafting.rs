@@ -122,10 +122,14 @@ pub(crate) async fn apply(
         options: &options,
     };
     let mut plan = plan::draft(&draft).map_err(fail)?;
-    plan.notes.extend(elsewhere(&project.place).await);
-    plan.base = loaded.state.projection();
-    plan.edits = edits;
-    plan.id = plan.digest();
+    let notes = elsewhere(&project.place).await;
+    // Hashing all of it again is not for nothing.
+    if !notes.is_empty() || !edits.is_empty() {
+        plan.notes.extend(notes);
+        plan.base = loaded.state.projection();
+        plan.edits = edits;
+        plan.id = plan.digest();
+    }
     Ok(Drafted { plan, loaded })
 }
 

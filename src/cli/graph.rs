@@ -59,8 +59,8 @@ impl Graph {
             None => drafted,
         };
         let text = match self.format {
-            Format::Dot => render::graph::dot(&desired.graph, marked.as_ref()),
-            Format::Mermaid => render::graph::mermaid(&desired.graph, marked.as_ref()),
+            Format::Dot => render::graph::dot(&desired.graph(), marked.as_ref()),
+            Format::Mermaid => render::graph::mermaid(&desired.graph(), marked.as_ref()),
         };
         console.data(&text)?;
         Ok(Exit::Done)

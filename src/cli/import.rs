@@ -160,7 +160,7 @@ async fn declared(project: &Project, lease: &LeaseId) -> Result<LeaseSpec, Failu
         .map_err(fail)?;
     let desired = plan::expand(&project.topology, &models).map_err(fail)?;
     match desired.specs.get(&Address::Lease(lease.clone())) {
-        Some(Spec::Lease(spec)) => Ok(spec.clone()),
+        Some(Spec::Lease(spec)) => Ok(LeaseSpec::clone(spec)),
         Some(_) | None => {
             let known: Vec<String> = desired
                 .specs

@@ -18,7 +18,7 @@ use crate::ambient::SharedClock;
 use crate::apply::{Providers, Secrets as _};
 use crate::provider::Provider;
 use crate::provider::http::CloudSettings;
-use crate::provider::local::LocalProvider;
+use crate::provider::local::{LocalProvider, Sight};
 use crate::provider::vastai::Vastai;
 
 /// What providers are made from.
@@ -41,6 +41,7 @@ impl Sellers<'_> {
         let mut providers = Providers::default();
         let recorded = recorded(self.state);
         let mut declared = BTreeSet::new();
+        let sight = Arc::default();
         for (name, provider) in self.topology.into_iter().flat_map(|t| &t.providers) {
             let kind = provider.kind.as_str();
             declared.insert((name.clone(), kind.to_owned()));
@@ -50,7 +51,7 @@ impl Sellers<'_> {
                 ProviderKind::Local {
                     slots,
                     price_per_hour,
-                } => self.local(name, *slots, *price_per_hour)?,
+                } => self.local(name, *slots, *price_per_hour, &sight)?,
                 ProviderKind::Cloud {
                     cloud,
                     api_key,
@@ -72,7 +73,7 @@ impl Sellers<'_> {
             providers.insert_recorded(name, made);
         }
         let here = "local".parse().expect("it is a name");
-        providers.insert_kind(self.local(&here, None, MicroDollars::ZERO)?);
+        providers.insert_kind(self.local(&here, None, MicroDollars::ZERO, &sight)?);
         Ok(providers)
     }
 
@@ -81,9 +82,15 @@ impl Sellers<'_> {
         name: &Name,
         slots: Option<u32>,
         price_per_hour: MicroDollars,
+        sight: &Arc<Sight>,
     ) -> Result<Arc<dyn Provider>, Failure> {
         let settings = local(name.clone(), &self.place.folder(), slots, price_per_hour)?;
-        Ok(Arc::new(LocalProvider::new(settings, self.clock.clone())))
+        let clock = self.clock.clone();
+        Ok(Arc::new(LocalProvider::seeing(
+            settings,
+            clock,
+            sight.clone(),
+        )))
     }
 
     /// A key that cannot be read makes a provider that sees nothing, and says why: what is on others goes on.

@@ -69,14 +69,30 @@ struct Inner {
     traits: Traits,
     root: Root,
     clock: SharedClock,
-    gpus: tokio::sync::OnceCell<Gpus>,
+    sight: Arc<Sight>,
     /// Between counting the machines and claiming a folder.
     claims: std::sync::Mutex<()>,
 }
 
+/// What several providers see of the one computer that they are on: those that are asked at once look once.
+#[derive(Default)]
+pub struct Sight {
+    gpus: tokio::sync::OnceCell<Gpus>,
+    /// When processes were looked at last, by the boot-time clock.
+    processes: std::sync::Mutex<Option<(Duration, Arc<Processes>)>>,
+}
+
+/// How old a look at all processes may be for a quote, which is perishable anyway. Nothing else is built on an old look.
+const SIGHT_AGE: Duration = Duration::from_millis(500);
+
 impl LocalProvider {
     /// A provider with these settings. Nothing is touched before it is asked something.
     pub fn new(settings: LocalSettings, clock: SharedClock) -> Self {
+        Self::seeing(settings, clock, Arc::default())
+    }
+
+    /// The same, beside others that share what they see.
+    pub fn seeing(settings: LocalSettings, clock: SharedClock, sight: Arc<Sight>) -> Self {
         let traits = Traits {
             finds_by_key: true,
             visibility_delay: Duration::ZERO,
@@ -99,7 +115,7 @@ impl LocalProvider {
             traits,
             root: Root::new(root),
             clock,
-            gpus: tokio::sync::OnceCell::new(),
+            sight,
             claims: std::sync::Mutex::new(()),
         };
         Self {
@@ -109,7 +125,7 @@ impl LocalProvider {
 
     /// What this computer is. GPUs are asked for once: that takes seconds.
     async fn facts(&self) -> Facts {
-        let gpus = self.inner.gpus.get_or_init(facts::gpus).await.clone();
+        let gpus = self.inner.sight.gpus.get_or_init(facts::gpus).await.clone();
         facts::measure_with(self.inner.root.path(), gpus)
     }
 
@@ -186,8 +202,20 @@ impl Inner {
         Ok(keys)
     }
 
+    /// How many machines there are, for a quote.
     fn taken(&self) -> Result<u32, Cause> {
-        let keys = self.keys(&self.look()?)?;
+        let now = self.clock.boottime();
+        let mut seen = self.sight.processes.lock().expect("no look panics");
+        let processes = match &*seen {
+            Some((at, processes)) if now.saturating_sub(*at) < SIGHT_AGE => processes.clone(),
+            Some(_) | None => {
+                let processes = Arc::new(self.look()?);
+                *seen = Some((now, processes.clone()));
+                processes
+            }
+        };
+        drop(seen);
+        let keys = self.keys(&processes)?;
         Ok(u32::try_from(keys.len()).unwrap_or(u32::MAX))
     }
 

@@ -311,7 +311,7 @@ fn admit(state: &State, begin: &Begin) -> Result<(), BeginError> {
         admit_plan(state, plan, begin.resume)?;
     }
     match begin.expect_projection {
-        Some(expected) if !begin.resume && state.projection() != expected => Err(BeginError::Stale),
+        Some(expected) if !begin.resume && !state.is_at(expected) => Err(BeginError::Stale),
         Some(_) | None => Ok(()),
     }
 }

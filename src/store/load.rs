@@ -17,8 +17,11 @@ const RESTARTS_MAX: u32 = 8;
 /// Entries that are fetched at once.
 const FETCHES: usize = 16;
 
+/// Entries of a folder that are held at once before they are folded.
+const CHUNK: usize = 256;
+
 /// What reading one more object costs beyond its bytes, in bytes: so that many small entries are also snapshotted.
-pub(super) const ENTRY_WEIGHT: u64 = 512;
+pub(super) const ENTRY_WEIGHT: u64 = 128;
 
 /// The state at a point of the journal.
 #[derive(Clone, Debug)]
@@ -97,20 +100,51 @@ impl Store {
             self.nothing_was_lost().await.map_err(Suspect)?;
         }
         let mut loaded = start;
-        let numbers: Vec<_> = entries.into_iter().map(|(n, _)| n).collect();
-        let mut fetched = futures::stream::iter(numbers)
-            .map(|n| async move { (n, self.get(&numbered(JOURNAL, n), ENTRY_MAX).await) })
-            .buffered(FETCHES);
-        while let Some((n, bytes)) = fetched.next().await {
-            let path = numbered(JOURNAL, n);
-            let bytes = bytes
-                .and_then(|bytes| {
-                    bytes.ok_or_else(|| self.corrupt(&path, "it was listed and is gone"))
+        for entries in entries.chunks(CHUNK) {
+            let near = self.read_near(entries).await;
+            let numbers: Vec<_> = entries.iter().map(|(n, _)| *n).collect();
+            let mut fetched = futures::stream::iter(numbers.into_iter().zip(near))
+                .map(|(n, near)| async move {
+                    match near {
+                        Some(bytes) => (n, Ok(Some(bytes.into()))),
+                        None => (n, self.get(&numbered(JOURNAL, n), ENTRY_MAX).await),
+                    }
                 })
-                .map_err(Suspect)?;
-            loaded.follow(self, n, &bytes).map_err(Suspect)?;
+                .buffered(FETCHES);
+            while let Some((n, bytes)) = fetched.next().await {
+                let path = numbered(JOURNAL, n);
+                let bytes = bytes
+                    .and_then(|bytes| {
+                        bytes.ok_or_else(|| self.corrupt(&path, "it was listed and is gone"))
+                    })
+                    .map_err(Suspect)?;
+                loaded.follow(self, n, &bytes).map_err(Suspect)?;
+            }
         }
         Ok(loaded)
+    }
+
+    /// Entries of a folder on this computer, in one task: a task for each costs more than its file. None where a closer
+    /// look must tell what is wrong.
+    async fn read_near(&self, entries: &[(JournalNumber, u64)]) -> Vec<Option<Vec<u8>>> {
+        let Some(folder) = self.folder() else {
+            return vec![None; entries.len()];
+        };
+        let files: Vec<_> = entries
+            .iter()
+            .map(|(n, size)| (folder.join(numbered(JOURNAL, *n).as_ref()), *size))
+            .collect();
+        let read = move || {
+            let small = files.iter().map(|(file, size)| {
+                let bytes = (*size <= ENTRY_MAX)
+                    .then(|| std::fs::read(file).ok())
+                    .flatten();
+                bytes.filter(|bytes| bytes.len() as u64 == *size)
+            });
+            small.collect()
+        };
+        let read = tokio::task::spawn_blocking(read).await;
+        read.unwrap_or_else(|_| vec![None; entries.len()])
     }
 
     pub(super) async fn read_snapshot(

@@ -156,6 +156,7 @@ fn rival(entry: &Entry) -> Option<Rival> {
         }),
         Record::Genesis { .. }
         | Record::Started { .. }
+        | Record::DoneBriefly(_)
         | Record::Done { .. }
         | Record::Refused { .. }
         | Record::InDoubt { .. }

@@ -24,13 +24,13 @@ pub(super) fn is_due(journal_bytes: u64, snapshot_bytes: u64) -> bool {
     journal_bytes > JOURNAL_MIN.max(snapshot_bytes)
 }
 
-/// The same as [`Snapshot`], without a copy of the state.
+/// The same as [`Snapshot`], without a copy of the state, and in its short form.
 #[derive(Serialize)]
-struct Borrowed<'a> {
+struct Borrowed<S> {
     format: u32,
     n: JournalNumber,
     digest: Fingerprint,
-    state: &'a State,
+    state: S,
 }
 
 /// The bytes that are stored: one line of JSON.
@@ -39,7 +39,7 @@ pub(super) fn encode(n: JournalNumber, digest: Fingerprint, state: &State) -> By
         format: FORMAT,
         n,
         digest,
-        state,
+        state: state.stored(),
     };
     let mut bytes = serde_json::to_vec(&snapshot).expect("a state is plain data");
     bytes.push(b'\n');

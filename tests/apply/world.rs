@@ -9,34 +9,31 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
-use secrecy::{SecretBox, SecretString};
 use stageline::ambient::{Clock, FakeClock, SharedClock};
-use stageline::apply::{self, Effects, Keys, PARALLELISM, Providers, Secrets, Summary};
+use stageline::apply::testing::{NoSecrets, TestKeys};
+use stageline::apply::{self, Effects, Keys, PARALLELISM, Providers, Summary};
 use stageline::core::event::Event;
-use stageline::core::id::{
-    Attempt, EndpointKey, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
-    WriterId,
-};
-use stageline::core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
+use stageline::core::id::{Lineage, MachineId, Name, OperatorId, RequestKey, WriterId};
+use stageline::core::offer::{Facts, QuoteId, Supply};
 use stageline::core::plan::{self, Desired, Draft, Market, Mode, Plan, Start, may_apply};
-use stageline::core::resource::{Cause, FailureClass, Outcome};
 use stageline::core::state::{Spent, State};
-use stageline::core::topology::{self, Limits, SecretRef, SourceFile, Topology, VarSources};
+use stageline::core::topology::{self, Limits, SourceFile, Topology, VarSources};
 use stageline::core::unit::{Bytes, MicroDollars, Millis};
 use stageline::machine::Machines;
 use stageline::observe;
+use stageline::provider::Provider;
 use stageline::provider::sim::{
-    self, AccountSpec, CrashPoint, FaultTable, Hook, Shape, SimMachine, SimProvider, Verb,
+    self, AccountSpec, CrashPoint, FaultTable, Hook, Shape, SimMachine, Verb,
 };
-use stageline::provider::{Blind, Boot, CreateRequest, Machine, Provider, Released, Traits};
 use stageline::store::testing::{Fate, FaultyStore, Gate, Request, Verb as Asked};
 use stageline::store::{
     self, Begin, First, Journal, StateUrl, Store, StoreError, Surroundings, Writer,
 };
 use tokio_util::sync::CancellationToken;
+
+use super::sold::Sold;
 
 /// Two machines, a pipeline over both, a way in.
 pub(crate) const TWO: &str = r#"
@@ -363,7 +360,7 @@ impl World {
         let effects = Effects {
             providers: self.providers(),
             machines: (!destroys).then(|| Arc::new(self.sim.hands()) as Arc<dyn Machines>),
-            keys: (!destroys).then(|| Arc::new(Identity) as Arc<dyn Keys>),
+            keys: (!destroys).then(|| Arc::new(TestKeys(LINEAGE)) as Arc<dyn Keys>),
             secrets: Arc::new(NoSecrets),
             clock: self.shared_clock(),
             events: Arc::new(move |event| {
@@ -677,92 +674,5 @@ pub(crate) fn shape(id: &str, price_per_hour: MicroDollars) -> Shape {
         price_per_hour,
         supply: Supply::Many(64),
         boot: Duration::from_secs(3),
-    }
-}
-
-/// The simulated account under the name of a kind that topologies may name.
-pub(crate) struct Sold {
-    sim: SimProvider,
-    /// Before each create.
-    sleep: Option<(Duration, FakeClock)>,
-}
-
-#[async_trait]
-impl Provider for Sold {
-    fn kind(&self) -> &'static str {
-        "local"
-    }
-
-    fn traits(&self) -> &Traits {
-        self.sim.traits()
-    }
-
-    async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
-        self.sim.search(requirement, disk).await
-    }
-
-    async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
-        self.sim.quote(id, disk).await
-    }
-
-    async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
-        if let Some((span, clock)) = &self.sleep {
-            clock.sleep(*span).await;
-        }
-        self.sim.create(request).await
-    }
-
-    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        self.sim.find(key_prefix).await
-    }
-
-    async fn list(&self) -> Result<Vec<Machine>, Blind> {
-        self.sim.list().await
-    }
-
-    async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
-        self.sim.describe(id).await
-    }
-
-    async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
-        self.sim.release(id).await
-    }
-
-    async fn logs(&self, id: &MachineId, tail: usize) -> Result<Vec<u8>, Cause> {
-        self.sim.logs(id, tail).await
-    }
-}
-
-/// Keys out of names.
-struct Identity;
-
-fn secret(lease: &LeaseId, generation: Generation, attempt: Attempt) -> [u8; 32] {
-    *blake3::hash(format!("{lease} {generation} {attempt}").as_bytes()).as_bytes()
-}
-
-impl Keys for Identity {
-    fn endpoint(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> EndpointKey {
-        let secret = iroh::SecretKey::from_bytes(&secret(lease, generation, attempt));
-        EndpointKey(*secret.public().as_bytes())
-    }
-
-    fn boot(&self, lease: &LeaseId, generation: Generation, attempt: Attempt) -> Boot {
-        Boot {
-            agent_key: SecretBox::new(Box::new(secret(lease, generation, attempt))),
-            operator: OperatorId([9; 32]),
-            lineage: LINEAGE,
-            lease: lease.clone(),
-            generation,
-            attempt,
-            relay: None,
-        }
-    }
-}
-
-struct NoSecrets;
-
-impl Secrets for NoSecrets {
-    fn read(&self, _secret: &SecretRef) -> Result<SecretString, Cause> {
-        Err(Cause::new(FailureClass::Auth, "there are no secrets here"))
     }
 }

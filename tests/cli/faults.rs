@@ -188,7 +188,7 @@ fn a_state_of_a_newer_version_or_a_damaged_one() {
     };
 
     let text = std::fs::read_to_string(last).expect("readable");
-    std::fs::write(last, text.replace("\"format\":1", "\"format\":99")).expect("written");
+    std::fs::write(last, text.replace("\"format\":2", "\"format\":99")).expect("written");
     refused("newer");
     std::fs::write(last, &text[..text.len() / 2]).expect("written");
     refused("journal/");

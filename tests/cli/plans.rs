@@ -73,7 +73,7 @@ fn a_plan_that_does_not_fit_is_refused() {
         .says("hint:");
     world.write(
         "newer.json",
-        text.replace("\"format\": 1", "\"format\": 99"),
+        text.replace("\"format\": 2", "\"format\": 99"),
     );
     world.run("apply newer.json").exits(7).says("format 99");
     world.write("cut.json", &text[..text.len() / 2]);

@@ -2,23 +2,47 @@
 //!
 //! An identifier is parsed once, at the edge, and is valid from then on. All of them order and print deterministically.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+mod short;
+
+use short::{Short, digit};
 
 /// Why a text is not the identifier it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct IdError(pub String);
 
-macro_rules! serde_as_text {
+macro_rules! display_short {
+    ($($type:ty),+) => {$(
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.short_text().as_str())
+            }
+        }
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.short_text().as_str())
+            }
+        }
+    )+};
+}
+
+macro_rules! serialize_as_str {
     ($($type:ty),+) => {$(
         impl Serialize for $type {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+                serializer.serialize_str(self.as_str())
             }
         }
+    )+};
+}
+
+macro_rules! read_as_text {
+    ($($type:ty),+) => {$(
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 // Without a copy of the text: a state is mostly identifiers.
@@ -49,8 +73,14 @@ macro_rules! serde_as_text {
 }
 
 /// The name of a table in the topology: `^[a-z][a-z0-9-]{0,23}$`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(String);
+///
+/// Held in place: there are a few in each address, receipt and quote.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name {
+    /// Padded with zeros, so that the order is that of the text.
+    bytes: [u8; Name::MAX],
+    length: u8,
+}
 
 impl Name {
     /// Longest name, in bytes.
@@ -58,7 +88,13 @@ impl Name {
 
     /// The text.
     pub fn as_str(&self) -> &str {
-        &self.0
+        std::str::from_utf8(&self.bytes[..usize::from(self.length)]).expect("a name is ASCII")
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Name").field(&self.as_str()).finish()
     }
 }
 
@@ -70,7 +106,10 @@ impl FromStr for Name {
         let first = bytes.next().is_some_and(|b| b.is_ascii_lowercase());
         let rest = bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
         if first && rest && text.len() <= Self::MAX {
-            Ok(Self(text.to_owned()))
+            let mut bytes = [0; Self::MAX];
+            bytes[..text.len()].copy_from_slice(text.as_bytes());
+            let length = u8::try_from(text.len()).expect("at most 24");
+            Ok(Self { bytes, length })
         } else {
             Err(IdError(format!(
                 "`{text}` is not a name: a lower-case letter, then at most 23 of a-z, 0-9 and `-`"
@@ -81,7 +120,7 @@ impl FromStr for Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
+        f.pad(self.as_str())
     }
 }
 
@@ -120,24 +159,34 @@ macro_rules! address_part {
             }
         }
 
-        serde_as_text!($type);
+        read_as_text!($type);
     };
 }
 
 address_part!(LeaseId, Lease);
 address_part!(StageId, Stage);
 
-impl fmt::Display for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "lease.{}[{}]", self.name, self.index)
+impl LeaseId {
+    fn short_text(&self) -> Short {
+        let mut text = Short::new();
+        text.push("lease.")
+            .push(self.name.as_str())
+            .index(self.index);
+        text
     }
 }
 
-impl fmt::Display for StageId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stage.{}[{}]", self.pipeline, self.index)
+impl StageId {
+    fn short_text(&self) -> Short {
+        let mut text = Short::new();
+        text.push("stage.")
+            .push(self.pipeline.as_str())
+            .index(self.index);
+        text
     }
 }
+
+display_short!(LeaseId, StageId, Address);
 
 /// Where a resource stands in diffs, commands and state.
 ///
@@ -185,17 +234,18 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self {
-            Self::Lease(id) => id.to_string(),
-            Self::Delivery(id) => format!("delivery.{}[{}]", id.name, id.index),
-            Self::Bundle(name) => format!("bundle.{name}"),
-            Self::Stage(id) => id.to_string(),
-            Self::Pipeline(name) => format!("pipeline.{name}"),
-            Self::Exposure(name) => format!("exposure.{name}"),
+impl Address {
+    fn short_text(&self) -> Short {
+        let mut text = Short::new();
+        text.push(self.kind()).push(".");
+        match self {
+            Self::Lease(id) | Self::Delivery(id) => text.push(id.name.as_str()).index(id.index),
+            Self::Stage(id) => text.push(id.pipeline.as_str()).index(id.index),
+            Self::Bundle(name) | Self::Pipeline(name) | Self::Exposure(name) => {
+                text.push(name.as_str())
+            }
         };
-        f.pad(&text)
+        text
     }
 }
 
@@ -252,11 +302,15 @@ macro_rules! hex_bytes {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub [u8; $len]);
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        impl $name {
+            fn short_text(&self) -> Short {
+                let mut text = Short::new();
+                text.hex(&self.0);
+                text
             }
         }
+
+        display_short!($name);
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -269,19 +323,20 @@ macro_rules! hex_bytes {
 
             fn from_str(text: &str) -> Result<Self, IdError> {
                 let wrong = || IdError(format!("`{text}` is not {} hexadecimal digits", 2 * $len));
-                if text.len() != 2 * $len || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+                if text.len() != 2 * $len {
                     return Err(wrong());
                 }
                 let mut bytes = [0; $len];
                 for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
-                    let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
-                    *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+                    let high = digit(pair[0]).ok_or_else(wrong)?;
+                    let low = digit(pair[1]).ok_or_else(wrong)?;
+                    *byte = high << 4 | low;
                 }
                 Ok(Self(bytes))
             }
         }
 
-        serde_as_text!($name);
+        read_as_text!($name);
     };
 }
 
@@ -338,7 +393,8 @@ impl Fingerprint {
     }
 }
 
-serde_as_text!(Name, Address);
+read_as_text!(Name, Address);
+serialize_as_str!(Name);
 
 macro_rules! counter {
     ($(#[$doc:meta])* $name:ident, $int:ty) => {
@@ -427,16 +483,21 @@ impl RequestKey {
         generation: Generation,
         attempt: Attempt,
     ) -> Self {
-        Self(format!(
-            "{}g{generation}a{attempt}",
-            Self::prefix(lineage, address)
-        ))
+        let mut text = Self::prefix(lineage, address);
+        write!(text, "g{generation}a{attempt}").expect("a text takes all");
+        Self(text)
     }
 
     /// What all tries for one address have in common; `find` lists by it.
     pub fn prefix(lineage: &Lineage, address: &Address) -> String {
-        let address = Fingerprint::of(address.to_string().as_bytes()).short();
-        format!("{}{address}-", Self::mark(lineage))
+        let mut text = String::with_capacity(64);
+        text.push_str("sl-");
+        text.push_str(&lineage.short_text().as_str()[..16]);
+        text.push('-');
+        let address = Fingerprint::of(address.short_text().as_str().as_bytes());
+        text.push_str(&address.short_text().as_str()[..8]);
+        text.push('-');
+        text
     }
 
     /// What all machines of one lineage have in common: our mark.
@@ -504,7 +565,8 @@ impl fmt::Display for RequestKey {
     }
 }
 
-serde_as_text!(MachineId, RequestKey);
+read_as_text!(MachineId, RequestKey);
+serialize_as_str!(MachineId, RequestKey);
 
 #[cfg(test)]
 mod tests {

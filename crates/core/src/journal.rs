@@ -4,6 +4,8 @@
 //! belongs to, and its writer, so that a lost answer, a second writer and a missing entry can be told apart. Records
 //! are only ever added to this format; a change of meaning raises [`FORMAT`].
 
+mod brief;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +19,11 @@ use crate::resource::{Account, Cause, Receipt, Spec};
 use crate::state::Recorded;
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
-/// The version that is written. A newer one is refused, an older one migrated.
-pub const FORMAT: u32 = 1;
+pub use brief::{Brief, ReadyBriefly, shorten};
+
+/// The version that is written. A newer one is refused, an older one read: 2 knows records and states in short forms, which 1
+/// did not.
+pub const FORMAT: u32 = 2;
 
 /// One object of the journal: records that became durable together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -114,6 +119,8 @@ pub enum Record {
         #[schemars(with = "String")]
         at: Timestamp,
     },
+    /// The same as `done`, in few words: what the state knows already is named and not repeated. Only stores write it.
+    DoneBriefly(Box<Brief>),
     /// A step did nothing, for certain.
     Refused {
         /// On what.
@@ -366,6 +373,29 @@ impl Entry {
 }
 
 impl Record {
+    /// The resources that it is about or names.
+    pub fn addresses(&self) -> impl Iterator<Item = &Address> {
+        let brief = match self {
+            Self::DoneBriefly(brief) => Some(brief.names()),
+            Self::Genesis { .. }
+            | Self::Begin { .. }
+            | Self::Started { .. }
+            | Self::Done { .. }
+            | Self::Refused { .. }
+            | Self::InDoubt { .. }
+            | Self::Absent { .. }
+            | Self::ExtraReleased { .. }
+            | Self::Vanished { .. }
+            | Self::Seen { .. }
+            | Self::Edited { .. }
+            | Self::Closed { .. }
+            | Self::Opened { .. }
+            | Self::End { .. } => None,
+        };
+        let named = brief.into_iter().flatten();
+        self.address().into_iter().chain(named)
+    }
+
     /// The resource that it is about; none when it is about the run.
     pub fn address(&self) -> Option<&Address> {
         match self {
@@ -378,6 +408,7 @@ impl Record {
             | Self::Vanished { address, .. }
             | Self::Seen { address, .. }
             | Self::Edited { address, .. } => Some(address),
+            Self::DoneBriefly(brief) => Some(&brief.address),
             Self::Genesis { .. }
             | Self::Begin { .. }
             | Self::Closed { .. }

@@ -15,6 +15,7 @@ pub mod plan;
 pub mod render;
 pub mod resource;
 pub mod retry;
+pub mod shared;
 pub mod stage_protocol;
 pub mod state;
 pub mod topology;

@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use requirement::{FIELDS, Hints, Misfit, Requirement, RequirementError, region};
+pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
 
 use crate::id::Name;
 use crate::unit::{Bytes, MicroDollars};

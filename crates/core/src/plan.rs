@@ -5,12 +5,15 @@
 //! no identity, so it may be attached to a pull request.
 //! Reasons and notes are for people: no code branches on them.
 
+mod assign;
 mod binding;
 mod check;
+mod digest;
 mod draft;
 mod edits;
 mod expand;
 pub(crate) mod fields;
+mod flow;
 mod layers;
 mod lease;
 mod limits;
@@ -20,6 +23,7 @@ mod parts;
 mod protect;
 mod refresh;
 mod scope;
+mod shortage;
 mod spend;
 mod steps;
 
@@ -32,6 +36,7 @@ use crate::id::{Address, Fingerprint, Generation, LeaseId, Lineage, Name, PlanId
 use crate::journal::Verb;
 use crate::offer::Quote;
 use crate::resource::Spec;
+use crate::shared::Shared;
 use crate::state::{Edit, Spent};
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
@@ -44,8 +49,8 @@ pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 pub use protect::is_protected;
 
-/// The version that is written. A newer one is refused.
-pub const FORMAT: u32 = 1;
+/// The version that is written. A newer one is refused. 2 has another [digest](Plan::digest) than 1.
+pub const FORMAT: u32 = 2;
 
 /// How long a plan may be applied after it was drafted.
 pub const EXPIRES_AFTER: Millis = Millis(7 * 24 * 3_600_000);
@@ -195,8 +200,8 @@ pub struct LeaseTerms {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unresolved: bool,
     /// What is tried, in this order; empty for a lease that is kept. May be empty when it is unresolved.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub shortlist: Vec<Choice>,
+    #[serde(default, skip_serializing_if = "nothing_listed")]
+    pub shortlist: Shared<Vec<Choice>>,
     /// Who ends it when the operator sleeps.
     pub ends: EndsBy,
 }
@@ -207,7 +212,11 @@ pub struct Choice {
     /// The `[offer.NAME]`.
     pub offer: Name,
     /// What is taken.
-    pub quote: Quote,
+    pub quote: Shared<Quote>,
+}
+
+fn nothing_listed(shortlist: &Shared<Vec<Choice>>) -> bool {
+    shortlist.is_empty()
 }
 
 /// Who ends a lease when the operator sleeps.
@@ -309,35 +318,5 @@ impl Plan {
             .changes
             .binary_search_by(|change| change.address.cmp(address));
         place.ok().map(|place| &self.changes[place])
-    }
-
-    /// The digest that is its id: of everything but the id. Nothing is copied for it.
-    pub fn digest(&self) -> PlanId {
-        let head = (
-            self.format,
-            &self.topology,
-            self.mode,
-            self.lineage,
-            self.base,
-            self.topology_digest,
-            self.drafted_at,
-            self.expires_at,
-            self.observed_at,
-        );
-        let body = (
-            &self.drift,
-            &self.changes,
-            &self.steps,
-            &self.leases,
-            self.money,
-            &self.notes,
-        );
-        // A plan without edits keeps the digest that it had before there were any.
-        let digest = if self.edits.is_empty() {
-            Fingerprint::of_json(&(head, body)).0
-        } else {
-            Fingerprint::of_json(&(head, body, &self.edits)).0
-        };
-        PlanId(std::array::from_fn(|i| digest[i]))
     }
 }

@@ -14,6 +14,7 @@ use crate::id::{
     StageId,
 };
 use crate::offer::{Facts, QuoteId, Requirement};
+use crate::shared::Shared;
 use crate::topology::{AgentSource, Dtype, Layers, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
@@ -23,7 +24,7 @@ use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 #[serde(rename_all = "lowercase")]
 pub enum Spec {
     /// A machine.
-    Lease(LeaseSpec),
+    Lease(Shared<LeaseSpec>),
     /// What must be present on a machine.
     Delivery(DeliverySpec),
     /// A running worker.
@@ -70,7 +71,7 @@ fn is_usual_disk(disk: &Bytes) -> bool {
 }
 
 /// One offer of a lease: who sells, which machines, the most it may cost.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Terms {
     /// The `[offer.NAME]`.
     pub offer: Name,
@@ -370,7 +371,7 @@ pub struct LeaseReceipt {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LeaseReady {
     /// Measured by the agent.
-    pub facts: Facts,
+    pub facts: Shared<Facts>,
     /// The agent's public key.
     pub endpoint: EndpointKey,
     /// How to reach it.
@@ -388,6 +389,13 @@ pub struct Contact {
     /// The relay that it keeps a connection to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
+}
+
+impl Contact {
+    /// Nothing is known.
+    pub fn is_unknown(&self) -> bool {
+        self.direct.is_empty() && self.relay.is_none()
+    }
 }
 
 /// What is present on a machine.

@@ -8,6 +8,7 @@ mod ledger;
 mod observed;
 mod rollback;
 mod salvage;
+pub(crate) mod stored;
 mod surgery;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,8 +30,8 @@ use crate::plan::StepId;
 use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
 use crate::unit::{MicroDollars, Timestamp};
 
-/// Everything that is known from the journal.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Everything that is known from the journal. As JSON for people it is written whole; see [`State::stored`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct State {
     /// Who and what; none before the first entry.
     pub genesis: Option<Genesis>,
@@ -227,7 +228,21 @@ impl State {
     /// nothing makes no plan stale.
     pub fn projection(&self) -> Fingerprint {
         let lineage = self.genesis.as_ref().map(|genesis| genesis.lineage);
-        Fingerprint::of_json(&(lineage, &self.resources, &self.generations))
+        Fingerprint::of_json(&(lineage, self.world()))
+    }
+
+    /// Whether this is what a plan was drafted from. Plans of format 1 were bound to the plain form.
+    pub fn is_at(&self, base: Fingerprint) -> bool {
+        let plain = || {
+            let lineage = self.genesis.as_ref().map(|genesis| genesis.lineage);
+            Fingerprint::of_json(&(lineage, &self.resources, &self.generations))
+        };
+        self.projection() == base || plain() == base
+    }
+
+    /// What a store writes: the same state, and what resources have in common only once.
+    pub fn stored(&self) -> impl Serialize {
+        self.written()
     }
 
     /// The receipt of a lease, when it has one.

@@ -506,3 +506,32 @@ fn a_start_says_where_and_one_of_before_is_still_read() {
         assert!(recorded.exists(), "it may run");
     }
 }
+
+#[test]
+fn the_stored_form_and_the_plain_one_read_to_the_same_state() {
+    let mut fold = Fold::begun();
+    let read = |fold: &Fold| {
+        let stored = serde_json::to_vec(&fold.state.stored()).expect("plain data");
+        let plain = serde_json::to_vec(&fold.state).expect("plain data");
+        for bytes in [&stored, &plain] {
+            let read: State = serde_json::from_slice(bytes).expect("it was written so");
+            assert_eq!(read, fold.state);
+            assert_eq!(read.projection(), fold.state.projection());
+        }
+    };
+    for record in [started(1, 1), acquired(1, 1), started(1, 2)] {
+        fold.check(record);
+        read(&fold);
+    }
+    // Numbers that no resource has, and a resource without one.
+    let other: Address = "lease.gpu[1]".parse().expect("an address");
+    fold.state.generations.insert(other, Generation(4));
+    read(&fold);
+    fold.state.generations.clear();
+    read(&fold);
+    let bytes = serde_json::to_string(&fold.state.stored()).expect("plain data");
+    let broken = bytes.replace("\"bought\":0", "\"bought\":7");
+    assert_ne!(bytes, broken);
+    let error = serde_json::from_str::<State>(&broken).expect_err("there is one row");
+    assert!(error.to_string().contains("place 7"), "{error}");
+}

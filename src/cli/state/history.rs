@@ -148,6 +148,9 @@ fn runs(entries: &[Entry]) -> Vec<Line> {
 fn told(n: JournalNumber, record: &Record) -> Option<String> {
     let text = match record {
         Record::Done { address, verb, .. } => format!("{address}: {} is done", verb.doing()),
+        Record::DoneBriefly(brief) => {
+            format!("{}: {} is done", brief.address, brief.verb.doing())
+        }
         Record::Refused {
             address,
             verb,

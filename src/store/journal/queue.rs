@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use stageline_core::id::{Address, Epoch, JournalNumber, Nonce};
-use stageline_core::journal::{Entry, FORMAT, Record};
+use stageline_core::id::{Address, Epoch, JournalNumber, LeaseId, Nonce};
+use stageline_core::journal::{Entry, FORMAT, Record, shorten};
 use stageline_core::state::{FoldError, Run, State};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -16,6 +16,9 @@ use crate::store::{AppendError, snapshot};
 
 /// Records in one entry: bounds its size. One append is never split.
 const RECORDS_MAX: usize = 2048;
+
+/// Leases of a table that are looked at for one with the same spec and facts.
+const SIBLINGS: usize = 4;
 
 type Answer = oneshot::Sender<Result<JournalNumber, AppendError>>;
 
@@ -200,8 +203,18 @@ impl<'a> Trial<'a> {
         };
     }
 
-    /// Adds one caller's records to the entry if they can follow.
+    /// Adds one caller's records to the entry if they can follow, in few words where that says the same.
     fn admit(&mut self, records: Vec<Record>) -> Result<(), FoldError> {
+        if let [record @ Record::Done { .. }] = records.as_slice() {
+            let brief = self.shortened(record.clone());
+            if self.follow(vec![brief]).is_ok() {
+                return Ok(());
+            }
+        }
+        self.follow(records)
+    }
+
+    fn follow(&mut self, records: Vec<Record>) -> Result<(), FoldError> {
         let accepted = std::mem::replace(&mut self.entry.records, records);
         let result = self.fold();
         let records = std::mem::replace(&mut self.entry.records, accepted);
@@ -216,9 +229,35 @@ impl<'a> Trial<'a> {
         result
     }
 
+    fn shortened(&self, record: Record) -> Record {
+        let known = |address: &Address| {
+            if self.copied.contains(address) {
+                self.excerpt.resources.get(address)
+            } else {
+                self.real.resources.get(address)
+            }
+        };
+        let sibling = match record.address() {
+            Some(Address::Lease(id)) => {
+                let first = Address::Lease(LeaseId {
+                    name: id.name.clone(),
+                    index: 0,
+                });
+                let others = self.real.resources.range(first..);
+                others
+                    .map(|(address, _)| address)
+                    .take(SIBLINGS)
+                    .find(|other| known(other).is_some_and(|known| known.spec.is_some()))
+            }
+            Some(_) | None => None,
+        };
+        shorten(record, known, sibling)
+    }
+
     /// Folds the entry's records as they are.
     fn fold(&mut self) -> Result<(), FoldError> {
-        for address in self.entry.records.iter().filter_map(Record::address) {
+        let touched = self.entry.records.iter().flat_map(Record::addresses);
+        for address in touched {
             if !self.copied.insert(address.clone()) {
                 continue;
             }

@@ -1,24 +1,59 @@
 //! The copy of the state that people read: JSON with one line for each resource.
 //!
-//! It leaves out what each resource should be, which is in the topology: so it costs a run little to write it whole.
+//! It leaves out what each resource should be, which is in the topology, and of a machine all but what people ask for: so it
+//! costs a run little to write it whole.
 //! `state pull` gives everything.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use stageline_core::id::{Address, Attempt, Generation, JournalNumber};
+use stageline_core::id::{Address, Attempt, Generation, JournalNumber, MachineId, Name};
 use stageline_core::resource::Receipt;
 use stageline_core::state::{EndedLease, Genesis, OpenAttempt, Pending, Recorded, State};
+use stageline_core::unit::{MicroDollars, Timestamp};
 
 #[derive(Serialize)]
 struct Line<'a> {
     generation: Generation,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    receipt: Option<&'a Receipt>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    receipt: Option<Made<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pending: Option<&'a Pending>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     attempts: &'a BTreeMap<Attempt, OpenAttempt>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Made<'a> {
+    Machine {
+        machine: &'a MachineId,
+        provider: &'a Name,
+        price_per_hour: MicroDollars,
+        created_at: Timestamp,
+        ready: bool,
+    },
+    Other {
+        receipt: &'a Receipt,
+    },
+}
+
+impl<'a> Made<'a> {
+    fn of(receipt: &'a Receipt) -> Self {
+        match receipt {
+            Receipt::Lease(lease) => Self::Machine {
+                machine: &lease.machine,
+                provider: &lease.provider,
+                price_per_hour: lease.price_per_hour,
+                created_at: lease.created_at,
+                ready: lease.ready.is_some(),
+            },
+            Receipt::Delivery(_)
+            | Receipt::Stage(_)
+            | Receipt::Pipeline(_)
+            | Receipt::Exposure(_) => Self::Other { receipt },
+        }
+    }
 }
 
 /// The whole file.
@@ -48,7 +83,7 @@ fn field(text: &mut String, name: &str, value: &impl Serialize) {
 fn resource(address: &Address, recorded: &Recorded) -> String {
     let line = Line {
         generation: recorded.generation,
-        receipt: recorded.receipt.as_ref(),
+        receipt: recorded.receipt.as_ref().map(Made::of),
         pending: recorded.pending.as_ref(),
         attempts: &recorded.attempts,
     };

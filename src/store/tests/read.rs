@@ -143,7 +143,7 @@ async fn a_newer_format_is_refused_with_both_versions() {
             "{text}"
         );
         assert!(
-            text.contains("format 7") && text.contains("up to 1"),
+            text.contains("format 7") && text.contains("up to 2"),
             "{text}"
         );
     }

@@ -18,6 +18,7 @@ pub use hints::Hints;
 
 use super::Facts;
 use crate::unit::Bytes;
+pub use matching::Models;
 use region::Place;
 
 /// Terms that must all hold; none means any machine. Written as text or as a table, recorded as canonical text.
@@ -59,6 +60,13 @@ impl Requirement {
             .iter()
             .filter_map(|term| matching::misfit(term, facts))
             .collect()
+    }
+
+    /// Whether the machine fits. `models` remembers how GPU models are written: one for all the machines of a market.
+    pub fn fits(&self, facts: &Facts, models: &mut Models) -> bool {
+        self.terms
+            .iter()
+            .all(|term| matching::holds(term, facts, models))
     }
 
     /// Both must hold.

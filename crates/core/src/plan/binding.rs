@@ -117,7 +117,7 @@ pub fn may_apply(
     if other && plan.mode == Mode::Apply {
         return Err(Refusal::OtherTopology);
     }
-    if plan.base != state.projection() {
+    if !state.is_at(plan.base) {
         return Err(Refusal::Stale);
     }
     Ok(Start::Fresh)

@@ -6,8 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::assign::{self, Need};
 use super::expand::Desired;
-use super::market::{self, Markets, Need};
+use super::market::Markets;
 use super::{
     Change, Drift, EXPIRES_AFTER, FORMAT, FieldChange, LeaseTerms, Mode, Money, Plan, Verdict,
     fields, limits, scope, spend, steps,
@@ -345,9 +346,10 @@ impl<'a> Drafting<'a> {
             .iter()
             .filter_map(|row| need(row, self.input.observed))
             .collect();
-        let (mut shortlists, faults, notes) = market::assign(&needs, self.input.markets);
-        self.faults.extend(faults);
-        self.notes.extend(notes);
+        let assigned = assign::assign(&needs, self.input.markets);
+        self.faults.extend(assigned.faults);
+        self.notes.extend(assigned.notes);
+        let mut shortlists = assigned.shortlists;
         let rows = self.rows.iter();
         rows.filter_map(|row| {
             let Address::Lease(id) = &row.address else {
@@ -417,7 +419,7 @@ pub(super) fn lease_receipt(recorded: &Recorded) -> Option<&LeaseReceipt> {
 
 /// The facts that were measured when a recorded lease became ready.
 pub(super) fn measured(receipt: &LeaseReceipt) -> Option<&Facts> {
-    receipt.ready.as_ref().map(|ready| &ready.facts)
+    receipt.ready.as_ref().map(|ready| &*ready.facts)
 }
 
 /// What a row asks of the market: nothing unless it acquires.

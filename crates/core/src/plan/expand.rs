@@ -16,6 +16,7 @@ use crate::resource::{
     CaSpec, DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare,
     PipelineSpec, RelaySpec, RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
 };
+use crate::shared::Shared;
 use crate::state::State;
 use crate::topology::{Engine, Exposure, Layers, Lease, Model, Pipeline, Stages, Topology, Via};
 use crate::unit::{Bytes, MicroDollars, Millis};
@@ -27,8 +28,6 @@ pub struct Desired {
     pub topology: Name,
     /// What each resource should be.
     pub specs: BTreeMap<Address, Spec>,
-    /// Who needs whom.
-    pub graph: Graph,
 }
 
 impl Desired {
@@ -37,8 +36,19 @@ impl Desired {
         Self {
             topology,
             specs: BTreeMap::new(),
-            graph: Graph::new(),
         }
+    }
+
+    /// Who needs whom.
+    pub fn graph(&self) -> Graph {
+        let mut graph = Graph::new();
+        for (address, spec) in &self.specs {
+            graph.add(address);
+            for dependency in needs(address, spec) {
+                graph.needs(address, &dependency);
+            }
+        }
+        graph
     }
 }
 
@@ -122,18 +132,10 @@ pub fn expand_within(
     }
     expansion.deliveries();
     let Expansion {
-        mut desired,
-        faults,
-        ..
+        desired, faults, ..
     } = expansion;
     if !faults.is_empty() {
         return Err(faults);
-    }
-    for (address, spec) in &desired.specs {
-        desired.graph.add(address);
-        for dependency in needs(address, spec) {
-            desired.graph.needs(address, &dependency);
-        }
     }
     Ok(desired)
 }
@@ -401,7 +403,7 @@ impl<'a> Expansion<'a> {
     }
 
     fn leases(&mut self, name: &Name, lease: &Lease) {
-        let plain = LeaseSpec {
+        let plain = Shared::new(LeaseSpec {
             terms: self.terms(lease),
             memory: Bytes(0),
             disk: lease.disk,
@@ -410,19 +412,21 @@ impl<'a> Expansion<'a> {
             acquire_timeout: Some(self.least(lease, lease.acquire_timeout, |o| o.acquire_timeout))
                 .filter(|timeout| *timeout != Millis::NEVER),
             protect: lease.protect,
-        };
+        });
         for index in 0..lease.count {
             let id = LeaseId {
                 name: name.clone(),
                 index,
             };
             let mut spec = plain.clone();
-            spec.memory = self.memory.get(&id).copied().unwrap_or_default();
+            if let Some(memory) = self.memory.get(&id) {
+                spec.to_mut().memory = *memory;
+            }
             if let Some(gpus) = self.gpus.get(&id).filter(|gpus| **gpus > 0) {
                 let enough: Requirement = format!("gpus>={gpus}")
                     .parse()
                     .expect("a term of the grammar");
-                for terms in &mut spec.terms {
+                for terms in &mut spec.to_mut().terms {
                     terms.requirement = terms.requirement.and(&enough);
                 }
             }

@@ -10,6 +10,7 @@ use crate::diagnostic::Diagnostic;
 use crate::id::{Address, LeaseId};
 use crate::journal::Verb;
 use crate::resource::{LeaseSpec, Spec};
+use crate::shared::Shared;
 use crate::state::{Recorded, Seen};
 use crate::topology::Limits;
 use crate::unit::MicroDollars;
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 /// Money and choice of one lease; none when it is ended.
 pub(super) fn terms(
     row: &Row<'_>,
-    shortlist: Vec<Choice>,
+    shortlist: Shared<Vec<Choice>>,
     input: &Draft<'_>,
 ) -> Option<LeaseTerms> {
     if row.verdict == Verdict::Delete {
@@ -28,7 +29,7 @@ pub(super) fn terms(
         return None;
     };
     let spec = match (row.desired, row.recorded.and_then(|r| r.spec.as_ref())) {
-        (Some(Spec::Lease(spec)), _) | (None, Some(Spec::Lease(spec))) => Some(spec),
+        (Some(Spec::Lease(spec)), _) | (None, Some(Spec::Lease(spec))) => Some(&**spec),
         (_, _) => None,
     };
     let held = row.recorded.and_then(lease_receipt);

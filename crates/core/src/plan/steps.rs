@@ -6,7 +6,7 @@
 //! workers that moved away from it have started elsewhere.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::draft::{Row, machine_of};
 use super::parts::named;
@@ -49,7 +49,7 @@ pub(super) fn order(rows: &[Row<'_>]) -> Vec<Step> {
     let mut sequence = Sequence {
         rows,
         ids: vec![Ids::default(); rows.len()],
-        steps: Vec::new(),
+        steps: Vec::with_capacity(2 * rows.len()),
         on,
         stages,
     };
@@ -72,7 +72,9 @@ pub(super) fn order(rows: &[Row<'_>]) -> Vec<Step> {
 }
 
 impl Sequence<'_, '_> {
-    fn push(&mut self, place: usize, verb: Verb, old: bool, after: BTreeSet<StepId>) -> StepId {
+    fn push(&mut self, place: usize, verb: Verb, old: bool, mut after: Vec<StepId>) -> StepId {
+        after.sort_unstable();
+        after.dedup();
         let row = &self.rows[place];
         let generation = match row.recorded {
             Some(recorded) if old => recorded.generation,
@@ -83,7 +85,7 @@ impl Sequence<'_, '_> {
             address: row.address.clone(),
             generation,
             verb,
-            after: after.into_iter().collect(),
+            after,
         });
         id
     }
@@ -91,7 +93,7 @@ impl Sequence<'_, '_> {
     fn undo(&mut self, place: usize) {
         let row = &self.rows[place];
         let Some(verb) = row.teardown else { return };
-        let mut after = BTreeSet::new();
+        let mut after = Vec::new();
         match &row.address {
             Address::Lease(id) => {
                 for other in self.on.get(id).into_iter().flatten() {
@@ -139,13 +141,13 @@ impl Sequence<'_, '_> {
         for verb in row.build {
             let id = self.push(place, *verb, false, std::mem::take(&mut after));
             self.ids[place].build = Some(id);
-            after.insert(id);
+            after.push(id);
         }
     }
 
     /// The steps on other resources that making this one waits for.
-    fn before(&self, row: &Row<'_>) -> BTreeSet<StepId> {
-        let mut after = BTreeSet::new();
+    fn before(&self, row: &Row<'_>) -> Vec<StepId> {
+        let mut after = Vec::new();
         if row.build.is_empty() {
             return after;
         }

@@ -122,6 +122,7 @@ impl State {
             }
             Record::Started { .. }
             | Record::Done { .. }
+            | Record::DoneBriefly(_)
             | Record::Refused { .. }
             | Record::InDoubt { .. }
             | Record::Absent { .. }
@@ -142,6 +143,10 @@ impl State {
             | Record::End { .. } => {}
             Record::Started { .. } => self.started(record)?,
             Record::Done { .. } => self.done(record)?,
+            Record::DoneBriefly(brief) => {
+                let whole = brief.whole(|address| self.resources.get(address))?;
+                self.done(&whole)?;
+            }
             Record::Refused {
                 address,
                 generation,

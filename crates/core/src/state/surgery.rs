@@ -448,7 +448,7 @@ impl State {
         let last = before.map_or(Attempt(0), |recorded| recorded.last_attempt);
         let recorded = Recorded {
             generation: generation.max(used),
-            spec: Some(Spec::Lease(spec)),
+            spec: Some(Spec::Lease(spec.into())),
             pending: None,
             attempts: BTreeMap::new(),
             last_attempt: last.max(attempt),

@@ -362,7 +362,10 @@ static PROVIDER: TableDef = TableDef {
         },
         Key {
             name: "slots",
-            kind: Kind::Integer { min: 1, max: 1024 },
+            kind: Kind::Integer {
+                min: 1,
+                max: 100_000,
+            },
             need: Need::Optional("the number of cores"),
             doc: "`local`: the most machines at once.",
             example: "2",

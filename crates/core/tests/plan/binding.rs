@@ -132,11 +132,28 @@ fn a_plan_file_reads_what_it_wrote_and_refuses_what_was_changed() {
         Plan::decode(dearer.as_bytes()),
         Err(PlanFileError::Changed(_))
     ));
-    let newer = text.replacen("\"format\": 1", "\"format\": 2, \"more\": {}", 1);
+    let newer = text.replacen("\"format\": 2", "\"format\": 3, \"more\": {}", 1);
     assert_eq!(
         Plan::decode(newer.as_bytes()),
-        Err(PlanFileError::Newer { found: 2 })
+        Err(PlanFileError::Newer { found: 3 })
     );
+}
+
+#[test]
+fn a_plan_file_of_format_1_is_read_and_may_be_applied() {
+    let world = World::new();
+    let state = &world.state;
+    let lineage = state.genesis.as_ref().map(|genesis| genesis.lineage);
+    let mut old = drafted(&world);
+    old.format = 1;
+    old.base = Fingerprint::of_json(&(lineage, &state.resources, &state.generations));
+    let new = old.digest();
+    old.format = 2;
+    assert_ne!(old.digest(), new, "the formats have different digests");
+    old.format = 1;
+    old.id = new;
+    let read = Plan::decode(&old.encode()).expect("it is read");
+    assert_eq!(judged(&read, &world, now()), Ok(Start::Fresh));
 }
 
 /// Every property that a document has is one that its schema names.

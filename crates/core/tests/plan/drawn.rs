@@ -47,7 +47,7 @@ fn a_graph_carries_the_verdicts_of_a_plan_and_what_is_ended() {
     let world = settled();
     let one = desired(&chain(&[0, 30]));
     let lowered = plan(&one, &world, &local(4), &options(Mode::Apply));
-    let dot = render::graph::dot(&one.graph, Some(&lowered));
+    let dot = render::graph::dot(&one.graph(), Some(&lowered));
     assert!(
         dot.contains("\"lease.gpu[1]\\ndelete\", color = \"red\""),
         "{dot}"

@@ -67,7 +67,7 @@ fn a_fresh_quote_is_taken_within_the_ceiling_and_never_twice() {
     let mut tried = Vec::new();
     while let Some(choice) = next_offer(spec, &tried, &markets) {
         assert_eq!(choice.offer, name("box"));
-        tried.push(choice.quote.id);
+        tried.push(choice.quote.id.clone());
     }
     let tried: Vec<String> = tried.iter().map(ToString::to_string).collect();
     assert_eq!(tried, ["ask-1000", "ask-2000"]);

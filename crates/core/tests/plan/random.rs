@@ -125,7 +125,7 @@ fn plan(
     })
     .expect("there is room for all");
     check(&plan).expect("every plan keeps this");
-    in_order(&plan, &desired.graph);
+    in_order(&plan, &desired.graph());
     in_order(&plan, &recorded_graph(recorded));
     plan
 }

@@ -253,7 +253,7 @@ impl World {
         let mut receipt = receipt.clone();
         let measured = self.measured.get(&receipt.quote);
         receipt.ready = Some(LeaseReady {
-            facts: measured.cloned().unwrap_or_else(facts),
+            facts: measured.cloned().unwrap_or_else(facts).into(),
             endpoint: key(address, generation),
             contact: Contact::default(),
         });

@@ -3,41 +3,77 @@
 //! Sizes are compared as they are sold: people ask for the 24 GB on the box, and drivers show less. Disk is asked for in the
 //! size that is needed, and compared as it is.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 use super::region;
 use super::{Field, Misfit, Op, Term, Value};
 use crate::offer::{Facts, Gpu};
 use crate::unit::Bytes;
 
+/// The ways to write the GPU models that were seen so far: there are many machines and few models.
+#[derive(Clone, Debug, Default)]
+pub struct Models(BTreeMap<String, [String; 3]>);
+
+impl Models {
+    fn names(&mut self, model: &str) -> &[String; 3] {
+        if !self.0.contains_key(model) {
+            self.0.insert(model.to_owned(), model_names(model));
+        }
+        &self.0[model]
+    }
+}
+
 /// The term with what was found instead, or none when it holds.
 pub(super) fn misfit(term: &Term, facts: &Facts) -> Option<Misfit> {
-    let (fits, found) = match &term.field {
-        Field::Gpu => (gpu(term, &facts.gpus), gpus_text(&facts.gpus)),
-        Field::Gpus => {
-            let count = u32::try_from(facts.gpus.len()).unwrap_or(u32::MAX);
-            (counted(term, count), count.to_string())
-        }
+    if holds(term, facts, &mut Models::default()) {
+        return None;
+    }
+    let known = |fact: Option<&String>| {
+        let fact = fact.filter(|fact| !fact.is_empty());
+        fact.map_or(UNKNOWN.to_owned(), Clone::clone)
+    };
+    let found = match &term.field {
+        Field::Gpu => gpus_text(&facts.gpus),
+        Field::Gpus => facts.gpus.len().to_string(),
+        Field::Vram => worst_vram(term, &facts.gpus),
+        Field::Cpus => facts.cpus.to_string(),
+        Field::Memory => facts.memory.to_string(),
+        Field::Disk => facts.disk.to_string(),
+        Field::Arch => known(Some(&facts.arch)),
+        Field::Os => known(Some(&facts.os)),
+        Field::Region => known(facts.region.as_ref()),
+        Field::Cuda => known_version(facts.cuda.as_deref()),
+        Field::Driver => known_version(facts.driver.as_deref()),
+        Field::Tools => missing_tools(term, &facts.tools),
+        Field::Spot => facts.spot.to_string(),
+        Field::Provider(field) => known(facts.extra.get(field)),
+    };
+    Some(Misfit {
+        term: term.to_string(),
+        found,
+    })
+}
+
+/// Whether a term holds.
+pub(super) fn holds(term: &Term, facts: &Facts, models: &mut Models) -> bool {
+    match &term.field {
+        Field::Gpu => gpu(term, &facts.gpus, models),
+        Field::Gpus => counted(term, u32::try_from(facts.gpus.len()).unwrap_or(u32::MAX)),
         Field::Vram => vram(term, &facts.gpus),
-        Field::Cpus => (counted(term, facts.cpus), facts.cpus.to_string()),
-        Field::Memory => (sized(term, facts.memory), facts.memory.to_string()),
-        Field::Disk => (sized(term, facts.disk), facts.disk.to_string()),
+        Field::Cpus => counted(term, facts.cpus),
+        Field::Memory => sized(term, facts.memory),
+        Field::Disk => sized(term, facts.disk),
         Field::Arch => named(term, Some(&facts.arch)),
         Field::Os => named(term, Some(&facts.os)),
         Field::Region => placed(term, facts.region.as_deref()),
         Field::Cuda => versioned(term, facts.cuda.as_deref()),
         Field::Driver => versioned(term, facts.driver.as_deref()),
         Field::Tools => tooled(term, &facts.tools),
-        Field::Spot => (
-            term.values.contains(&Value::Flag(facts.spot)),
-            facts.spot.to_string(),
-        ),
+        Field::Spot => term.values.contains(&Value::Flag(facts.spot)),
         Field::Provider(field) => named(term, facts.extra.get(field)),
-    };
-    (!fits).then(|| Misfit {
-        term: term.to_string(),
-        found,
-    })
+    }
 }
 
 /// `=`: any value holds; `!=`: none does; the others have one value.
@@ -112,26 +148,29 @@ fn close(fact: Bytes, sold: Bytes, hundredths: u64) -> bool {
 }
 
 /// Every GPU must hold, and there must be one.
-fn vram(term: &Term, gpus: &[Gpu]) -> (bool, String) {
-    let fits = !gpus.is_empty() && gpus.iter().all(|gpu| sized(term, gpu.vram));
+fn vram(term: &Term, gpus: &[Gpu]) -> bool {
+    !gpus.is_empty() && gpus.iter().all(|gpu| sized(term, gpu.vram))
+}
+
+fn worst_vram(term: &Term, gpus: &[Gpu]) -> String {
     let worst = gpus.iter().find(|gpu| !sized(term, gpu.vram));
-    let found = worst.map_or_else(|| "no GPU".to_owned(), |gpu| gpu.vram.to_string());
-    (fits, found)
+    worst.map_or_else(|| "no GPU".to_owned(), |gpu| gpu.vram.to_string())
 }
 
 /// `=`: there is a GPU and each is one of these; `!=`: none is.
-fn gpu(term: &Term, gpus: &[Gpu]) -> bool {
+fn gpu(term: &Term, gpus: &[Gpu], models: &mut Models) -> bool {
     let is_one = |gpu: &Gpu| {
-        let names = model_names(&gpu.model);
+        let names = models.names(&gpu.model);
         term.values.iter().any(|value| {
             let fits = |pattern| names.iter().any(|name| glob(pattern, name));
             *value == Value::Any || matches!(value, Value::Glob(pattern) if fits(pattern))
         })
     };
+    let mut gpus = gpus.iter();
     if term.op == Op::Ne {
-        !gpus.iter().any(is_one)
+        !gpus.any(is_one)
     } else {
-        !gpus.is_empty() && gpus.iter().all(is_one)
+        gpus.len() > 0 && gpus.all(is_one)
     }
 }
 
@@ -206,17 +245,24 @@ fn model_names(model: &str) -> [String; 3] {
 
 /// `*` any text, `?` any one character.
 pub(super) fn glob(pattern: &str, text: &str) -> bool {
+    if pattern.is_ascii() && text.is_ascii() {
+        return matches(pattern.as_bytes(), text.as_bytes(), b'*', b'?');
+    }
     let (pattern, text): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), text.chars().collect());
+    matches(&pattern, &text, '*', '?')
+}
+
+fn matches<C: Copy + PartialEq>(pattern: &[C], text: &[C], any: C, one: C) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
         match pattern.get(p) {
-            Some('*') => {
+            Some(c) if *c == any => {
                 star = Some((p, t));
                 p += 1;
             }
-            Some(c) if *c == '?' || *c == text[t] => {
+            Some(c) if *c == one || *c == text[t] => {
                 p += 1;
                 t += 1;
             }
@@ -230,18 +276,18 @@ pub(super) fn glob(pattern: &str, text: &str) -> bool {
             }
         }
     }
-    pattern[p..].iter().all(|c| *c == '*')
+    pattern[p..].iter().all(|c| *c == any)
 }
 
 const UNKNOWN: &str = "unknown";
 
 /// Text facts, and numbers of providers.
-fn named(term: &Term, fact: Option<&String>) -> (bool, String) {
+fn named(term: &Term, fact: Option<&String>) -> bool {
     let Some(fact) = fact.filter(|fact| !fact.is_empty()) else {
-        return (false, UNKNOWN.to_owned());
+        return false;
     };
-    let lower = fact.to_lowercase();
-    let fits = by_order(term, |value| {
+    let lower = lower(fact);
+    by_order(term, |value| {
         let Value::Glob(asked) = value else {
             return None;
         };
@@ -249,8 +295,18 @@ fn named(term: &Term, fact: Option<&String>) -> (bool, String) {
             Some(order) => Some(order),
             None => glob(asked, &lower).then_some(Ordering::Equal),
         }
-    });
-    (fits, fact.clone())
+    })
+}
+
+fn lower(text: &str) -> Cow<'_, str> {
+    if text
+        .bytes()
+        .all(|b| b.is_ascii() && !b.is_ascii_uppercase())
+    {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(text.to_lowercase())
+    }
 }
 
 /// The order of two numbers, or of two versions; none when one is neither.
@@ -268,27 +324,28 @@ fn numeric(fact: &str, asked: &str) -> Option<Ordering> {
     }
 }
 
-fn placed(term: &Term, fact: Option<&str>) -> (bool, String) {
+fn placed(term: &Term, fact: Option<&str>) -> bool {
     let Some(fact) = fact.filter(|fact| !fact.is_empty()) else {
-        return (false, UNKNOWN.to_owned());
+        return false;
     };
     let place = region::Found::of(fact);
-    let fits = any_of(
+    any_of(
         term,
         |value| matches!(value, Value::Place(asked) if place.is_in(asked)),
-    );
-    (fits, fact.to_owned())
+    )
 }
 
-fn versioned(term: &Term, fact: Option<&str>) -> (bool, String) {
-    let numbers = fact
-        .map(leading_numbers)
-        .filter(|numbers| !numbers.is_empty());
-    let (Some(fact), Some(numbers)) = (fact, numbers) else {
-        return (false, UNKNOWN.to_owned());
+fn known_version(fact: Option<&str>) -> String {
+    let known = fact.filter(|fact| !leading_numbers(fact).is_empty());
+    known.unwrap_or(UNKNOWN).to_owned()
+}
+
+fn versioned(term: &Term, fact: Option<&str>) -> bool {
+    let Some(numbers) = fact.map(leading_numbers).filter(|all| !all.is_empty()) else {
+        return false;
     };
     let equality = matches!(term.op, Op::Eq | Op::Ne);
-    let fits = by_order(term, |value| {
+    by_order(term, |value| {
         let Value::Version(asked) = value else {
             return None;
         };
@@ -299,8 +356,7 @@ fn versioned(term: &Term, fact: Option<&str>) -> (bool, String) {
             &numbers
         };
         Some(versions(shown, asked))
-    });
-    (fits, fact.to_owned())
+    })
 }
 
 /// The numbers that a version begins with: `550.54.14-server` is 550, 54, 14.
@@ -323,8 +379,8 @@ fn versions(a: &[u32], b: &[u32]) -> Ordering {
         .unwrap_or(Ordering::Equal)
 }
 
-fn tooled(term: &Term, present: &[String]) -> (bool, String) {
-    let fits = any_of(term, |value| {
+fn tooled(term: &Term, present: &[String]) -> bool {
+    any_of(term, |value| {
         let Value::Tools(tools) = value else {
             return false;
         };
@@ -334,7 +390,10 @@ fn tooled(term: &Term, present: &[String]) -> (bool, String) {
         } else {
             tools.iter().all(|tool| present.contains(tool))
         }
-    });
+    })
+}
+
+fn missing_tools(term: &Term, present: &[String]) -> String {
     let missing: Vec<&str> = term
         .values
         .iter()
@@ -349,10 +408,9 @@ fn tooled(term: &Term, present: &[String]) -> (bool, String) {
         .filter(|tool| !present.contains(tool))
         .map(String::as_str)
         .collect();
-    let found = if missing.is_empty() {
+    if missing.is_empty() {
         present.join("+")
     } else {
         format!("no {}", missing.join(", "))
-    };
-    (fits, found)
+    }
 }

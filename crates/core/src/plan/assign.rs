@@ -1,0 +1,276 @@
+//! Which lease takes which quote: the least total price.
+//!
+//! Identical leases form a class. A class takes the cheapest quotes that fit it; where classes want the same scarce quotes,
+//! [`flow`] finds the least total price exactly. Above [`CLASSES_MAX`] classes that compete, they are served one after
+//! another in the order of addresses, and the plan says so. Quotes are sorted once, and looked at only as far as they can
+//! matter. Equal shortlists are one value, however many leases have them.
+
+use std::collections::BTreeMap;
+
+use super::flow::{self, Given, Wanting};
+use super::market::{Candidate, Fitting, Markets, SHORTLIST_MAX, quotes};
+use super::{Choice, shortage};
+use crate::diagnostic::Diagnostic;
+use crate::id::{LeaseId, Name};
+use crate::offer::{Quote, Supply};
+use crate::resource::{Cause, LeaseSpec, Terms};
+use crate::shared::Shared;
+use crate::unit::Bytes;
+
+/// Most classes that are assigned exactly.
+const CLASSES_MAX: usize = 64;
+
+/// A lease that needs a machine.
+#[derive(Clone, Debug)]
+pub(super) struct Need<'a> {
+    /// Which.
+    pub(super) lease: LeaseId,
+    /// What it asks for.
+    pub(super) spec: &'a Shared<LeaseSpec>,
+    /// The provider that gets a machine of this lease back first, or may hold one already.
+    pub(super) frees: Option<&'a Name>,
+    /// A machine may be there already, so nothing may be needed at all.
+    pub(super) unresolved: bool,
+}
+
+/// What was found for every need, what could not be, and what to say.
+#[derive(Default)]
+pub(super) struct Assigned {
+    pub(super) shortlists: BTreeMap<LeaseId, Shared<Vec<Choice>>>,
+    pub(super) faults: Vec<Diagnostic>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Leases that ask for the same.
+pub(super) struct Class<'n, 'a> {
+    pub(super) spec: &'a LeaseSpec,
+    pub(super) needs: Vec<&'n Need<'a>>,
+    /// What fits, cheapest first, by the quote's place. No more than can matter.
+    pub(super) candidates: Vec<(usize, Candidate<'a>)>,
+    /// The providers that cannot be seen.
+    pub(super) blind: Vec<(&'a Name, Cause)>,
+}
+
+/// Shortlists for all needs.
+pub(super) fn assign<'a>(needs: &[Need<'a>], markets: &'a Markets) -> Assigned {
+    let mut found = Assigned::default();
+    if needs.is_empty() {
+        return found;
+    }
+    let quotes = quotes(markets);
+    let stock = stock(needs, &quotes);
+    let mut classes = classes(needs);
+    for class in &mut classes {
+        class.look(markets, &quotes, &stock, needs.len());
+        if !class.candidates.is_empty() {
+            let leases = class.needs.len();
+            found.notes.extend(class.blind.iter().map(|(provider, cause)| {
+                format!("provider `{provider}` cannot be seen ({}); {leases} leases are planned without it", cause.message)
+            }));
+        }
+    }
+    let given = share(&classes, &stock, &mut found.notes);
+    let mut left = stock;
+    for (item, count) in given.iter().flatten() {
+        left[*item] -= count;
+    }
+    for (class, given) in classes.iter().zip(&given) {
+        class.list(given, &left, markets, &mut found);
+    }
+    found
+}
+
+/// How many can be taken of each quote, a machine that is given back first included.
+fn stock(needs: &[Need<'_>], quotes: &[&Quote]) -> Vec<u32> {
+    let mut freed: BTreeMap<&Name, u32> = BTreeMap::new();
+    for provider in needs.iter().filter_map(|need| need.frees) {
+        *freed.entry(provider).or_default() += 1;
+    }
+    let count = |quote: &&Quote| match quote.supply {
+        Supply::One => 1,
+        Supply::Many(count) => {
+            count.saturating_add(freed.get(&quote.provider).copied().unwrap_or(0))
+        }
+    };
+    quotes.iter().map(count).collect()
+}
+
+fn classes<'n, 'a>(needs: &'n [Need<'a>]) -> Vec<Class<'n, 'a>> {
+    let mut classes: Vec<Class<'n, 'a>> = Vec::new();
+    let mut places: BTreeMap<(Bytes, &[Terms]), usize> = BTreeMap::new();
+    let mut last: Option<(&Shared<LeaseSpec>, usize)> = None;
+    for need in needs {
+        let place = match last.filter(|(spec, _)| spec.is(need.spec)) {
+            Some((_, place)) => place,
+            None => {
+                let key = (need.spec.memory, need.spec.terms.as_slice());
+                *places.entry(key).or_insert_with(|| {
+                    classes.push(Class {
+                        spec: need.spec,
+                        needs: Vec::new(),
+                        candidates: Vec::new(),
+                        blind: Vec::new(),
+                    });
+                    classes.len() - 1
+                })
+            }
+        };
+        last = Some((need.spec, place));
+        classes[place].needs.push(need);
+    }
+    classes
+}
+
+/// How many of each quote each class gets.
+fn share(classes: &[Class<'_, '_>], stock: &[u32], notes: &mut Vec<String>) -> Given {
+    let mut wanted = vec![0_u64; stock.len()];
+    let alone: Given = classes.iter().map(|class| class.take(stock)).collect();
+    for (item, count) in alone.iter().flatten() {
+        wanted[*item] += u64::from(*count);
+    }
+    let enough = wanted
+        .iter()
+        .zip(stock)
+        .all(|(wanted, stock)| *wanted <= u64::from(*stock));
+    // Nobody is in anybody's way: no other assignment can be cheaper for any class.
+    if enough {
+        return alone;
+    }
+    if classes.len() <= CLASSES_MAX {
+        let wanting: Vec<Wanting> = classes.iter().map(Class::wanting).collect();
+        return flow::cheapest(&wanting, stock);
+    }
+    notes.push(format!(
+        "{} kinds of leases compete for the same offers: they were served one after another, so another choice may be cheaper in sum",
+        classes.len()
+    ));
+    let mut left = stock.to_vec();
+    let mut serve = |class: &Class<'_, '_>| {
+        let given = class.take(&left);
+        for (item, count) in &given {
+            left[*item] -= count;
+        }
+        given
+    };
+    classes.iter().map(&mut serve).collect()
+}
+
+impl<'a> Class<'_, 'a> {
+    /// Finds what fits, cheapest first: as much as all leases together could take, and alternatives.
+    fn look(&mut self, markets: &'a Markets, quotes: &[&'a Quote], stock: &[u32], needs: usize) {
+        let mut fitting = Fitting::new(self.spec, markets);
+        let (mut items, mut count) = (0_usize, 0_u64);
+        let enough = u64::try_from(needs).expect("few leases");
+        for (place, quote) in quotes.iter().enumerate() {
+            let Some(candidate) = fitting.candidate(quote) else {
+                continue;
+            };
+            self.candidates.push((place, candidate));
+            if count >= enough {
+                items += 1;
+                if items >= SHORTLIST_MAX {
+                    break;
+                }
+            }
+            count += u64::from(stock[place]);
+        }
+        self.blind = fitting.blind;
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.needs.len()).expect("few leases")
+    }
+
+    fn wanting(&self) -> Wanting {
+        let takes = self.candidates.iter();
+        Wanting {
+            count: self.count(),
+            takes: takes
+                .map(|(item, candidate)| (*item, candidate.quote.price_per_hour.0))
+                .collect(),
+        }
+    }
+
+    /// The cheapest that are left.
+    fn take(&self, left: &[u32]) -> BTreeMap<usize, u32> {
+        let mut given = BTreeMap::new();
+        let mut lacks = self.count();
+        for (item, _) in &self.candidates {
+            let amount = lacks.min(left[*item]);
+            if amount > 0 {
+                lacks -= amount;
+                given.insert(*item, amount);
+            }
+            if lacks == 0 {
+                break;
+            }
+        }
+        given
+    }
+
+    /// Gives each lease its own, and then what else it may try.
+    fn list(
+        &self,
+        given: &BTreeMap<usize, u32>,
+        left: &[u32],
+        markets: &Markets,
+        found: &mut Assigned,
+    ) {
+        // Places are in the order of prices, so the first leases get the cheapest.
+        let own = given
+            .iter()
+            .flat_map(|(item, count)| std::iter::repeat_n(Some(*item), *count as usize))
+            .chain(std::iter::repeat(None));
+        // What is left over, or can be had by many, may be tried by each lease of the class after its own.
+        let spare: Vec<usize> = (0..self.candidates.len())
+            .filter(|place| {
+                let (item, candidate) = &self.candidates[*place];
+                match candidate.quote.supply {
+                    Supply::Many(_) => true,
+                    Supply::One => left[*item] > 0,
+                }
+            })
+            .take(SHORTLIST_MAX)
+            .collect();
+        let quotes: BTreeMap<usize, Shared<crate::offer::Quote>> = spare
+            .iter()
+            .map(|place| (*place, self.candidates[*place].1.quote.clone().into()))
+            .collect();
+        let choice = |place: usize| Choice {
+            offer: self.candidates[place].1.terms.offer.clone(),
+            quote: match quotes.get(&place) {
+                Some(quote) => quote.clone(),
+                None => self.candidates[place].1.quote.clone().into(),
+            },
+        };
+        let mut missing = Vec::new();
+        let mut last: Option<(Option<usize>, Shared<Vec<Choice>>)> = None;
+        for (need, own) in self.needs.iter().zip(own) {
+            if own.is_none() && !need.unresolved {
+                missing.push(&need.lease);
+            }
+            let shortlist = match last {
+                Some((same, list)) if same == own => list,
+                Some(_) | None => {
+                    let own = own.and_then(|item| {
+                        self.candidates
+                            .binary_search_by_key(&item, |(item, _)| *item)
+                            .ok()
+                    });
+                    let others = spare.iter().copied().filter(|place| Some(*place) != own);
+                    let places = own.into_iter().chain(others).take(SHORTLIST_MAX);
+                    Shared::new(places.map(choice).collect())
+                }
+            };
+            found
+                .shortlists
+                .insert(need.lease.clone(), shortlist.clone());
+            last = Some((own, shortlist));
+        }
+        if !missing.is_empty() {
+            found
+                .faults
+                .push(shortage::nothing(self, &missing, markets));
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The digest of a plan: of all that a reviewer saw.
+//!
+//! What many leases have in common goes in once, and everything else names its place. Equal plans have equal digests, in
+//! memory or read from a file.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{Change, Choice, EndsBy, FieldChange, LeaseTerms, Plan, Verdict};
+use crate::id::{Address, Fingerprint, Generation, LeaseId, Name, PlanId};
+use crate::offer::Quote;
+use crate::resource::LeaseSpec;
+use crate::shared::{Shared, Table};
+use crate::state::stored::SpecPlace;
+use crate::unit::MicroDollars;
+
+#[derive(Serialize)]
+struct ChangeRow<'a>(
+    &'a Address,
+    Verdict,
+    Generation,
+    &'a str,
+    &'a [FieldChange],
+    Option<SpecPlace<'a>>,
+);
+
+#[derive(Serialize)]
+struct LeaseRow<'a>(
+    &'a LeaseId,
+    MicroDollars,
+    Option<MicroDollars>,
+    bool,
+    u32,
+    EndsBy,
+);
+
+/// Shortlists by place, each once.
+struct Lists<'a> {
+    quotes: Table<'a, Quote>,
+    lists: Vec<Vec<(&'a Name, u32)>>,
+    places: BTreeMap<Vec<(&'a Name, u32)>, u32>,
+    /// One look is enough where the next lease has the same one.
+    last: Option<(&'a Shared<Vec<Choice>>, u32)>,
+}
+
+impl<'a> Lists<'a> {
+    fn place(&mut self, list: &'a Shared<Vec<Choice>>) -> u32 {
+        if let Some((last, place)) = self.last
+            && last.is(list)
+        {
+            return place;
+        }
+        let row: Vec<(&Name, u32)> = list
+            .iter()
+            .map(|Choice { offer, quote }| (offer, self.quotes.place(quote)))
+            .collect();
+        let next = u32::try_from(self.lists.len()).expect("few");
+        let place = *self.places.entry(row.clone()).or_insert(next);
+        if place == next {
+            self.lists.push(row);
+        }
+        self.last = Some((list, place));
+        place
+    }
+}
+
+impl Plan {
+    /// The digest that is its id: of everything but the id. Nothing is copied for it.
+    pub fn digest(&self) -> PlanId {
+        let digest = if self.format > 1 {
+            self.digest_of_parts()
+        } else {
+            self.digest_of_text()
+        };
+        PlanId(std::array::from_fn(|i| digest.0[i]))
+    }
+
+    fn digest_of_parts(&self) -> Fingerprint {
+        let mut specs: Table<'_, LeaseSpec> = Table::new();
+        let mut lists = Lists {
+            quotes: Table::new(),
+            lists: Vec::new(),
+            places: BTreeMap::new(),
+            last: None,
+        };
+        let changes: Vec<ChangeRow<'_>> = self
+            .changes
+            .iter()
+            .map(|change| {
+                // Whole, so that a new field is not forgotten here; the same below.
+                let Change {
+                    address,
+                    verdict,
+                    generation,
+                    reason,
+                    fields,
+                    spec,
+                } = change;
+                let spec = spec.as_ref().map(|spec| SpecPlace::of(spec, &mut specs));
+                ChangeRow(address, *verdict, *generation, reason, fields, spec)
+            })
+            .collect();
+        let leases: Vec<LeaseRow<'_>> = self
+            .leases
+            .iter()
+            .map(|(id, terms)| {
+                let LeaseTerms {
+                    price_per_hour,
+                    ceiling,
+                    unresolved,
+                    shortlist,
+                    ends,
+                } = terms;
+                let list = lists.place(shortlist);
+                LeaseRow(id, *price_per_hour, *ceiling, *unresolved, list, *ends)
+            })
+            .collect();
+        let Self {
+            format,
+            id: _,
+            topology,
+            mode,
+            lineage,
+            base,
+            topology_digest,
+            drafted_at,
+            expires_at,
+            observed_at,
+            drift,
+            changes: _,
+            steps,
+            edits,
+            leases: _,
+            money,
+            notes,
+        } = self;
+        let head = (format, topology, mode, lineage, base, topology_digest);
+        let times = (drafted_at, expires_at, observed_at);
+        let tables = (specs.values, lists.quotes.values, lists.lists);
+        let body = (drift, changes, steps, edits, leases, money, notes);
+        Fingerprint::of_json(&(head, times, tables, body))
+    }
+
+    /// The digest of format 1.
+    fn digest_of_text(&self) -> Fingerprint {
+        let head = (
+            self.format,
+            &self.topology,
+            self.mode,
+            self.lineage,
+            self.base,
+            self.topology_digest,
+            self.drafted_at,
+            self.expires_at,
+            self.observed_at,
+        );
+        let body = (
+            &self.drift,
+            &self.changes,
+            &self.steps,
+            &self.leases,
+            self.money,
+            &self.notes,
+        );
+        // A plan without edits keeps the digest that it had before there were any.
+        if self.edits.is_empty() {
+            Fingerprint::of_json(&(head, body))
+        } else {
+            Fingerprint::of_json(&(head, body, &self.edits))
+        }
+    }
+}

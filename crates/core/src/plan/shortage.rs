@@ -1,0 +1,80 @@
+//! Why there is no machine for a lease, and how near the nearest one came.
+
+use super::assign::Class;
+use super::market::{Markets, unfit};
+use crate::diagnostic::Diagnostic;
+use crate::id::LeaseId;
+use crate::resource::LeaseSpec;
+use crate::unit::MicroDollars;
+
+/// There is no machine for some leases of a class: why.
+pub(super) fn nothing(
+    class: &Class<'_, '_>,
+    missing: &[&LeaseId],
+    markets: &Markets,
+) -> Diagnostic {
+    let first = missing[0];
+    let who = match missing.len() {
+        1 => first.to_string(),
+        n => format!("{first} and {} more like it", n - 1),
+    };
+    if let Some((provider, cause)) = class.blind.first() {
+        let message = format!(
+            "{who}: a machine is needed, but provider `{provider}` cannot be seen: {}",
+            cause.message
+        );
+        let hint = cause.hint.clone().unwrap_or_else(|| {
+            "nothing is rented and nothing is declared gone until it answers; run plan again then".to_owned()
+        });
+        return Diagnostic::error("plan/blind", message).hint(hint);
+    }
+    if !class.candidates.is_empty() {
+        let had = class.needs.len() - missing.len();
+        let message = format!(
+            "{who}: no machine is left; of the {} that are needed, {had} can be had now",
+            class.needs.len()
+        );
+        return Diagnostic::error("plan/no-offer", message).hint(
+            "lower `count`, add an offer, or raise what the provider lets you have at once (`slots` of a local provider)",
+        );
+    }
+    let message = format!("{who}: no machine that can be had now fits");
+    Diagnostic::error("plan/no-offer", message).hint(near_misses(class.spec, markets))
+}
+
+/// The quotes that come nearest, each with the terms that stand in the way.
+fn near_misses(spec: &LeaseSpec, markets: &Markets) -> String {
+    let mut misses: Vec<(usize, MicroDollars, String)> = Vec::new();
+    for terms in &spec.terms {
+        let market = markets.get(&terms.provider);
+        let quotes = market.and_then(|market| market.quotes.as_ref().ok());
+        for quote in quotes.into_iter().flatten() {
+            let why = unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour);
+            let text = format!(
+                "{} under offer `{}` misses {}",
+                quote.id,
+                terms.offer,
+                why.join(", ")
+            );
+            misses.push((why.len(), quote.price_per_hour, text));
+        }
+    }
+    misses.sort();
+    if misses.is_empty() {
+        let names: Vec<String> = spec
+            .terms
+            .iter()
+            .map(|t| format!("`{}`", t.provider))
+            .collect();
+        return format!(
+            "provider {} quotes nothing at all now; try again later",
+            names.join(", ")
+        );
+    }
+    let nearest: Vec<String> = misses
+        .into_iter()
+        .take(3)
+        .map(|(_, _, text)| text)
+        .collect();
+    format!("nearest: {}", nearest.join("; "))
+}
