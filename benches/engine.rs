@@ -135,6 +135,7 @@ async fn measure(count: usize, folder: &Path) -> Figures {
         parallelism: PARALLELISM,
         max_total_per_hour: None,
         max_spend: None,
+        max_leases: None,
         interrupt: CancellationToken::new(),
         grace: Millis(1500),
     };

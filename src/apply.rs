@@ -5,8 +5,12 @@
 //! work done says so. What is absent here: a whole-plan rollback, a provider's name, a second way to resume.
 
 mod agent_steps;
+mod boot;
 mod doubt;
+mod failover;
+mod gang;
 mod lease;
+mod leave;
 mod named;
 mod release;
 mod schedule;
@@ -82,6 +86,8 @@ pub struct Options {
     pub max_total_per_hour: Option<MicroDollars>,
     /// Over the topology's life, by the ledger; checked again before each launch.
     pub max_spend: Option<MicroDollars>,
+    /// Machines at once, those that are being ended included; checked again before each launch.
+    pub max_leases: Option<u32>,
     /// Fires at the first Ctrl-C: no new step, waits are cut.
     pub interrupt: CancellationToken,
     /// How long running calls may go on after that.

@@ -6,6 +6,8 @@
 mod clean;
 #[path = "apply/crash.rs"]
 mod crash;
+#[path = "apply/failover.rs"]
+mod failover;
 #[path = "apply/faults.rs"]
 mod faults;
 #[path = "apply/fence.rs"]

@@ -14,7 +14,7 @@ use stageline_core::journal::{Launch, Record};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt};
 use stageline_core::state::OpenAttempt;
 
-use super::step::{Act, Made, Run, Stop};
+use super::step::{Act, Made, Run, Stop, lease_of};
 use crate::provider::{Machine, MachineStatus, Provider, Traits};
 
 /// A create goes out within this much boot time of its durable start, checked last.
@@ -42,10 +42,14 @@ impl<'a> Run<'a> {
         self.state(|state| {
             let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
             let lineage = state.genesis.as_ref()?.lineage;
-            (recorded.generation == generation && !recorded.attempts.is_empty()).then(|| Doubts {
-                open: recorded.attempts.clone(),
-                lineage,
-            })
+            let open = recorded.attempts.iter();
+            // A machine that was given up is known: it is seen off, not looked for.
+            let open: BTreeMap<_, _> = open
+                .filter(|(_, open)| open.leaving.is_none())
+                .map(|(attempt, open)| (*attempt, open.clone()))
+                .collect();
+            let ours = recorded.generation == generation && !open.is_empty();
+            ours.then_some(Doubts { open, lineage })
         })
     }
 
@@ -104,6 +108,7 @@ impl<'a> Run<'a> {
                 Ok(machines) => {
                     seen = watched;
                     let ours = of_generation(machines, act.step.generation);
+                    let ours = self.but_leaving(lease_of(act.step)?, ours);
                     if !ours.is_empty() {
                         return Ok(Some(ours));
                     }
@@ -283,7 +288,8 @@ impl<'a> Run<'a> {
             };
             seen = watched;
             let kept = self.held(lease, step.generation).map(|held| held.machine);
-            let mut extra = of_generation(machines, step.generation);
+            let extra = of_generation(machines, step.generation);
+            let mut extra = self.but_leaving(lease, extra);
             extra.retain(|machine| Some(&machine.id) != kept.as_ref());
             for machine in &extra {
                 self.release_extra(act, provider, &machine.id).await?;
@@ -393,6 +399,7 @@ pub(super) fn receipt(
             .unwrap_or_else(|| launch.request_key.clone()),
         price_per_hour: machine.price_per_hour,
         created_at: now,
+        place: machine.facts.place(),
         ready: None,
     }
 }

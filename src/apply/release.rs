@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use stageline_core::event::Event;
 use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name};
-use stageline_core::journal::{Record, Verb};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome};
 use stageline_core::unit::Millis;
 
@@ -17,10 +16,10 @@ use super::step::{Act, Made, Run, Stop, lease_of};
 use crate::provider::{Machine, Provider, Released};
 
 /// How long the provider may go on listing a machine that it agreed to end.
-const GONE_WITHIN: Millis = Millis::minutes(10);
+pub(super) const GONE_WITHIN: Millis = Millis::minutes(10);
 
 /// How long a provider that takes no release is asked again.
-const REFUSED_AFTER: Millis = Millis::minutes(2);
+pub(super) const REFUSED_AFTER: Millis = Millis::minutes(2);
 
 /// A provider by the name of its table.
 type Seller = (Name, Arc<dyn Provider>);
@@ -41,58 +40,6 @@ impl<'a> Run<'a> {
                 machine,
             });
         }
-        Ok(())
-    }
-
-    /// The one compensation that there is: a lease that never became ready is ended. Intended on disk like any other
-    /// release, so that a run that takes over goes on with it and not with the machine.
-    pub(super) async fn end_lease(&self, act: Act<'a>, lease: &LeaseId) -> Result<(), Stop> {
-        let held = self.held(lease, act.step.generation);
-        let intended = Record::Started {
-            address: act.step.address.clone(),
-            generation: act.step.generation,
-            verb: Verb::Release,
-            launch: None,
-            on: None,
-            at: self.effects.clock.now(),
-        };
-        self.journal.append(vec![intended]).await?;
-        let outcome = self.end_all(act, lease, held.as_ref()).await?;
-        let (address, generation) = (act.step.address.clone(), act.step.generation);
-        let at = self.effects.clock.now();
-        let verb = Verb::Release;
-        match outcome {
-            Outcome::Done(_) => {
-                let done = Record::Done {
-                    address,
-                    generation,
-                    verb,
-                    step: None,
-                    spec: None,
-                    receipt: None,
-                    at,
-                };
-                let mut records: Vec<Record> = self.sighting(act).into_iter().collect();
-                records.push(done);
-                self.journal.append(records).await?;
-            }
-            Outcome::Refused(cause) | Outcome::InDoubt(cause) => {
-                let doubt = Record::InDoubt {
-                    address,
-                    generation,
-                    verb,
-                    attempt: None,
-                    cause: cause.clone(),
-                    at,
-                };
-                self.journal.append(vec![doubt]).await?;
-                return Err(Stop::InDoubt(cause));
-            }
-        }
-        self.emit(Event::LeaseEnded {
-            lease: lease.clone(),
-            machine: held.map(|held| held.machine),
-        });
         Ok(())
     }
 
@@ -161,6 +108,7 @@ impl<'a> Run<'a> {
             horizon(provider.traits())
         } else {
             self.unlisted(provider, held)
+                .max(self.unlisted_leaving(lease, provider))
         };
         let mut known = held.map(|held| held.machine.clone());
         let mut told = Duration::from_secs(1);
@@ -242,13 +190,31 @@ impl<'a> Run<'a> {
     }
 
     /// How long absence from listings proves nothing, because the machine may be too young to be listed.
-    fn unlisted(&self, provider: &Arc<dyn Provider>, held: Option<&LeaseReceipt>) -> Duration {
+    pub(super) fn unlisted(
+        &self,
+        provider: &Arc<dyn Provider>,
+        held: Option<&LeaseReceipt>,
+    ) -> Duration {
         let Some(held) = held else {
             return Duration::ZERO;
         };
         let age = self.effects.clock.now().duration_since(held.created_at);
         let age = Duration::try_from(age).unwrap_or_default();
         provider.traits().visibility_delay.saturating_sub(age)
+    }
+
+    /// The same for machines that were given up.
+    fn unlisted_leaving(&self, lease: &LeaseId, provider: &Arc<dyn Provider>) -> Duration {
+        let receipts: Vec<LeaseReceipt> = self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()));
+            let attempts = recorded.into_iter().flat_map(|r| r.attempts.values());
+            let leaving = attempts.filter_map(|open| open.leaving.as_deref());
+            leaving.cloned().collect()
+        });
+        let young = receipts
+            .iter()
+            .map(|receipt| self.unlisted(provider, Some(receipt)));
+        young.max().unwrap_or_default()
     }
 
     /// Ends one machine by id and waits until the listing has it no more.
@@ -300,7 +266,7 @@ fn retrying(act: Act<'_>, address: &Address, cause: &Cause, limit: Duration) -> 
     }
 }
 
-fn survives(lease: &LeaseId, kind: &str, trouble: Option<Cause>) -> Cause {
+pub(super) fn survives(lease: &LeaseId, kind: &str, trouble: Option<Cause>) -> Cause {
     let why = trouble.map_or_else(|| "it is still listed".to_owned(), |cause| cause.message);
     Cause::new(
         FailureClass::Unknown,

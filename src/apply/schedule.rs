@@ -3,23 +3,32 @@
 //! One loop owns all running steps. A step starts when every step that it waits for is done; a failed step blocks what
 //! waits for it and nothing else.
 
-use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use stageline_core::event::Event;
-use stageline_core::id::Address;
+use stageline_core::id::{Address, Attempt, Generation, LeaseId};
 use stageline_core::journal::Verb;
 use stageline_core::plan::{Plan, StepId};
+use stageline_core::state::State;
 
-use super::step::{Act, Made, Run, Stop};
+use super::gang::gangs;
+use super::step::{Act, Made, Nudge, Run, Stop};
 use super::{Effects, Failed, Options, Summary};
 use crate::store::Journal;
 
 /// Carries a plan out, as far as it goes. The journal's run has been begun for this plan; it is not ended here.
 pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Options) -> Summary {
+    if let Err(error) = super::named::edit(plan, journal, effects).await {
+        return Summary {
+            journal: Some(error),
+            ..Summary::default()
+        };
+    }
+    let (nudges, mut nudged) = tokio::sync::mpsc::unbounded_channel();
     let run = Run {
         plan,
         changes: plan
@@ -33,46 +42,57 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
         reserving: RefCell::default(),
         sightings: RefCell::default(),
         halt: options.interrupt.child_token(),
+        gangs: RefCell::new(gangs(plan)),
+        parked: Cell::new(0),
+        before: journal.with_state(last_attempts),
+        nudges,
     };
-    if let Err(error) = super::named::edit(plan, journal, effects).await {
-        return Summary {
-            journal: Some(error),
-            ..Summary::default()
-        };
-    }
-    let done = journal.with_state(|state| {
-        state
-            .run
-            .as_ref()
-            .map(|run| run.steps_done.clone())
-            .unwrap_or_default()
-    });
-    let mut board = Board::new(plan, &done);
+    let mut board = Board::new(plan, &still_done(&run));
     let mut running = FuturesUnordered::new();
-    let mut deadline = None;
+    let (mut steps, mut deadline) = (0_usize, None);
+    for (lease, generation, attempt) in run.all_leaving() {
+        running.push(attend(&run, Task::Leave(lease, generation, attempt)));
+    }
     loop {
         if options.interrupt.is_cancelled() && deadline.is_none() {
             board.interrupt();
             deadline = Some(effects.clock.boottime() + options.grace.duration());
         }
-        while !board.halted && running.len() < options.parallelism.max(1) {
+        while let Ok(nudge) = nudged.try_recv() {
+            running.extend(task_of(nudge).map(|task| attend(&run, task)));
+        }
+        while !board.halted && steps - run.parked.get() < options.parallelism.max(1) {
             let Some(id) = board.ready.pop_front() else {
                 break;
             };
-            running.push(attend(&run, id));
+            steps += 1;
+            running.push(attend(&run, Task::Step(id)));
         }
         if running.is_empty() {
             break;
         }
         tokio::select! {
             biased;
-            Some((id, result)) = running.next() => {
+            Some((task, result)) = running.next() => {
                 if matches!(result, Err(Stop::Journal(_))) {
                     run.halt.cancel();
                 }
-                for (address, verb, by) in board.settle(plan, id, result) {
+                let blocked = match task {
+                    Task::Step(id) => {
+                        steps -= 1;
+                        board.settle(plan, id, result)
+                    }
+                    Task::Leave(lease, ..) => {
+                        board.left(&lease, result);
+                        Vec::new()
+                    }
+                };
+                for (address, verb, by) in blocked {
                     run.emit(Event::StepBlocked { address, verb, by });
                 }
+            }
+            Some(nudge) = nudged.recv() => {
+                running.extend(task_of(nudge).map(|task| attend(&run, task)));
             }
             // The top of the loop takes notice.
             () = options.interrupt.cancelled(), if deadline.is_none() => {}
@@ -83,8 +103,73 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
     board.summary(plan)
 }
 
+/// What the loop owns.
+enum Task {
+    /// A step of the plan.
+    Step(StepId),
+    /// A machine that was given up, until it is proven gone.
+    Leave(LeaseId, Generation, Attempt),
+}
+
+/// The last try of each lease so far.
+fn last_attempts(state: &State) -> BTreeMap<Address, (Generation, Attempt)> {
+    let tried = state.resources.iter();
+    tried
+        .filter(|(_, recorded)| recorded.last_attempt.0 > 0)
+        .map(|(address, recorded)| {
+            let last = (recorded.generation, recorded.last_attempt);
+            (address.clone(), last)
+        })
+        .collect()
+}
+
+/// What a nudge asks for; a step that takes no place any more is noticed at the top of the loop.
+fn task_of(nudge: Nudge) -> Option<Task> {
+    match nudge {
+        Nudge::Leave(lease, generation, attempt) => Some(Task::Leave(lease, generation, attempt)),
+        Nudge::Parked => None,
+    }
+}
+
+/// Steps of earlier runs of this plan that need not be done again. A machine that was given up since is rented again.
+fn still_done(run: &Run<'_>) -> BTreeSet<StepId> {
+    let mut done = run.state(|state| {
+        let run = state.run.as_ref();
+        run.map(|run| run.steps_done.clone()).unwrap_or_default()
+    });
+    done.retain(|id| {
+        let Some(step) = run.plan.steps.get(id.0 as usize) else {
+            return false;
+        };
+        match (&step.address, step.verb) {
+            (Address::Lease(lease), Verb::Acquire | Verb::Await) => {
+                run.held(lease, step.generation).is_some()
+            }
+            (_, _) => true,
+        }
+    });
+    done
+}
+
+/// Runs one task and tells how it went.
+async fn attend(run: &Run<'_>, task: Task) -> (Task, Result<(), Stop>) {
+    let result = match &task {
+        Task::Step(id) => attend_step(run, *id).await,
+        Task::Leave(lease, generation, attempt) => run.see_off(lease, *generation, *attempt).await,
+    };
+    if let (Task::Leave(lease, generation, _), Err(Stop::InDoubt(cause))) = (&task, &result) {
+        run.emit(Event::StepInDoubt {
+            address: Address::Lease(lease.clone()),
+            generation: *generation,
+            verb: Verb::Release,
+            cause: cause.clone(),
+        });
+    }
+    (task, result)
+}
+
 /// Runs one step and says how long it took.
-async fn attend(run: &Run<'_>, id: StepId) -> (StepId, Result<(), Stop>) {
+async fn attend_step(run: &Run<'_>, id: StepId) -> Result<(), Stop> {
     let act = Act {
         id,
         step: &run.plan.steps[id.0 as usize],
@@ -120,7 +205,10 @@ async fn attend(run: &Run<'_>, id: StepId) -> (StepId, Result<(), Stop>) {
         }
         Err(Stop::Cut | Stop::Journal(_)) => {}
     }
-    (id, result)
+    if let Err(Stop::Refused(cause) | Stop::InDoubt(cause)) = &result {
+        run.break_gang(act, cause).await?;
+    }
+    result
 }
 
 /// One arm for each kind of step.
@@ -243,6 +331,30 @@ impl Board {
             in_doubt,
         });
         news
+    }
+
+    /// Takes note of how the release of a machine that was given up ended.
+    fn left(&mut self, lease: &LeaseId, result: Result<(), Stop>) {
+        let (cause, in_doubt) = match result {
+            Ok(()) => return,
+            Err(Stop::Cut) => {
+                self.halted = true;
+                return;
+            }
+            Err(Stop::Journal(error)) => {
+                self.halted = true;
+                self.summary.journal.get_or_insert(error);
+                return;
+            }
+            Err(Stop::Refused(cause)) => (cause, false),
+            Err(Stop::InDoubt(cause)) => (cause, true),
+        };
+        self.summary.failed.push(Failed {
+            address: Address::Lease(lease.clone()),
+            verb: Verb::Release,
+            cause,
+            in_doubt,
+        });
     }
 
     fn release_dependents(&mut self, i: usize) {

@@ -1,20 +1,22 @@
 //! The step protocol, written once: intention, call, outcome.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, Attempt, Generation, JournalNumber, LeaseId};
+use stageline_core::id::{Address, Attempt, Generation, JournalNumber, LeaseId, Name};
 use stageline_core::journal::{Launch, Record, Verb};
 use stageline_core::plan::{Change, Plan, Step, StepId};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome, Receipt, Spec};
 use stageline_core::state::State;
 use stageline_core::unit::{MicroDollars, Millis, Timestamp};
 
+use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
+use super::gang::Gang;
 use super::{Effects, Keys, Options};
 use crate::machine::{Machines, Target};
 use crate::store::{AppendError, Journal};
@@ -60,6 +62,22 @@ pub(super) struct Run<'a> {
     pub sightings: RefCell<BTreeMap<Address, Timestamp>>,
     /// Cuts every wait: fires with the interrupt, and when the journal takes no more entries.
     pub halt: CancellationToken,
+    /// Machines that come up all or none.
+    pub gangs: RefCell<BTreeMap<Name, Gang>>,
+    /// Steps that wait for others of their gang and take no place among the running ones.
+    pub parked: Cell<usize>,
+    /// The last try of each lease when the run began: what counts against `attempts` comes after it.
+    pub before: BTreeMap<Address, (Generation, Attempt)>,
+    /// To the scheduler.
+    pub nudges: UnboundedSender<Nudge>,
+}
+
+/// What a step tells the scheduler beside its end.
+pub(super) enum Nudge {
+    /// A machine was given up: it is to be ended.
+    Leave(LeaseId, Generation, Attempt),
+    /// A step takes no place any more.
+    Parked,
 }
 
 /// One step under way.
@@ -218,6 +236,11 @@ impl<'a> Run<'a> {
 
     pub fn state<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         self.journal.with_state(look)
+    }
+
+    pub fn nudge(&self, nudge: Nudge) {
+        // A scheduler that is gone has no use for it: the state says what is to be done.
+        let _ = self.nudges.send(nudge);
     }
 
     pub fn emit(&self, event: Event) {

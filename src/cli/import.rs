@@ -273,6 +273,7 @@ fn receipt(terms: Terms, machine: &Machine, key: RequestKey, now: Timestamp) -> 
         account: None,
         price_per_hour: machine.price_per_hour,
         created_at: now,
+        place: machine.facts.place(),
         ready: None,
     }
 }

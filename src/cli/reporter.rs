@@ -197,6 +197,23 @@ impl Shared {
             Event::LeaseUp { lease, machine, price_per_hour } => {
                 Some(format!("{lease}: machine {machine} is up, {price_per_hour} per hour"))
             }
+            Event::MachineFailed { machine, cause, noted, goes_on, log, .. } => {
+                let label = paint("1;31", "gave up");
+                let log = match log.len() {
+                    0 => String::new(),
+                    n => format!("\n  its last {n} lines:\n  | {}", log.join("\n  | ")),
+                };
+                let noted = if *noted {
+                    "\n  its host is noted: no plan of this topology takes it for a week"
+                } else {
+                    ""
+                };
+                let next = if *goes_on { "; the next offer follows" } else { "" };
+                Some(format!(
+                    "{}{log}{noted}\n  {label} machine {machine}: it is being released{next}",
+                    cause.message
+                ))
+            }
             Event::Settling { address, attempt, until } => Some(format!(
                 "{address}: try {attempt} is unresolved and may bill; watching the provider's listing until {until:.0}"
             )),
@@ -305,6 +322,7 @@ impl Board {
             | Event::Retrying { .. }
             | Event::Launching { .. }
             | Event::LeaseReady { .. }
+            | Event::MachineFailed { .. }
             | Event::LeaseEnded { .. }
             | Event::Settling { .. }
             | Event::MachineFound { .. }

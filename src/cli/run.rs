@@ -126,6 +126,7 @@ async fn locked(
             .topology
             .and_then(|topology| topology.limits.max_total_per_hour),
         max_spend: job.topology.and_then(|topology| topology.limits.max_spend),
+        max_leases: job.topology.and_then(|topology| topology.limits.max_leases),
         interrupt,
         grace: GRACE,
     };

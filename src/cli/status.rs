@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use stageline_core::id::{Address, LeaseId, Name};
 use stageline_core::resource::{Receipt, Spec};
-use stageline_core::state::{Ledger, Observed, Seen, State};
+use stageline_core::state::{BadHost, Ledger, Observed, Seen, State};
 
 use super::console::Console;
 use super::sellers::Sellers;
@@ -28,6 +28,9 @@ struct Report {
     /// What each lease cost so far, and all of them.
     spent: Ledger,
     healthy: bool,
+    /// Where machines failed: no plan takes that for a week.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    avoided: Vec<BadHost>,
 }
 
 /// One resource.
@@ -106,6 +109,7 @@ impl Status {
                     observed.leases.get(lease).is_some_and(is_up)
                 }),
                 healthy,
+                avoided: state.bad_at(clock.now()).cloned().collect(),
             })
         })?;
         if console.json {
@@ -333,7 +337,8 @@ fn exposure(
 
 fn text(report: &Report, console: &Console) -> String {
     if report.resources.is_empty() {
-        return format!("{}: nothing is deployed\n", report.topology);
+        let nothing = format!("{}: nothing is deployed\n", report.topology);
+        return nothing + &avoided(&report.avoided);
     }
     let width = report
         .resources
@@ -385,5 +390,21 @@ fn text(report: &Report, console: &Console) -> String {
     if let Some(lock) = &report.at_work {
         text.push_str(&format!("{lock}\n"));
     }
-    text
+    text + &avoided(&report.avoided)
+}
+
+/// Where machines failed.
+fn avoided(bad: &[BadHost]) -> String {
+    let lines = bad.iter().map(|bad| {
+        let what = match &bad.host {
+            Some(host) => format!("host {host}"),
+            None => format!("offer {}", bad.quote),
+        };
+        let why = bad.why.lines().next().unwrap_or_default();
+        format!(
+            "avoided until a week after {:.0}: {what} of provider {}: {why}; `stageline plan --replace {}` sets that aside\n",
+            bad.at, bad.provider, bad.lease
+        )
+    });
+    lines.collect()
 }

@@ -161,6 +161,7 @@ fn rival(entry: &Entry) -> Option<Rival> {
         | Record::Refused { .. }
         | Record::InDoubt { .. }
         | Record::Absent { .. }
+        | Record::GaveUp { .. }
         | Record::ExtraReleased { .. }
         | Record::Vanished { .. }
         | Record::Seen { .. }

@@ -78,7 +78,7 @@ fn a_release_that_was_begun_is_gone_on_with() {
         .expect("it lives")
         .expect("it runs");
     assert!(report.summary.interrupted, "{:#?}", report.summary);
-    assert_eq!(world.ours().len(), 2);
+    assert!(world.ours().len() >= 2, "its release has no effect yet");
     world.check_settled(&strict(), &world.apply(&strict()));
 }
 
@@ -92,9 +92,12 @@ fn a_machine_that_cannot_be_released_stays_on_the_books() {
     );
     world.faults(faults.on(Verb::Release, When::Always, Fault::TerminateErrorNoCommit));
     let report = world.apply(TWO);
-    check_outcome(&report, &Then::InDoubt(StepVerb::Await));
+    let [failed] = report.summary.failed.as_slice() else {
+        panic!("{:#?}", report.summary);
+    };
+    assert!(failed.in_doubt && failed.verb == StepVerb::Release);
     world.check_books();
-    assert_eq!(world.ours().len(), 2);
+    assert_eq!(world.ours().len(), 3, "the next one is up beside it");
     world.faults(FaultTable::none());
     world.check_settled(TWO, &world.apply(TWO));
     world.check_gone(&world.destroy());

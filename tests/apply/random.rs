@@ -1,15 +1,20 @@
 //! Random stories: the topology is edited, applied, destroyed; machines vanish and strangers appear; calls fail and the
 //! tool is killed. After each command nothing is forgotten; in the end everything comes up, and then nothing is left.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
+use stageline::ambient::Clock;
 use stageline::core::journal::Verb as StepVerb;
+use stageline::core::offer::Facts;
 use stageline::core::resource::FailureClass;
-use stageline::core::unit::MicroDollars;
-use stageline::provider::sim::{AccountSpec, CrashPoint, Fault, FaultTable, Verb, When};
+use stageline::core::unit::{Bytes, MicroDollars};
+use stageline::provider::sim::{AccountSpec, CrashPoint, Fault, FaultTable, Hook, Verb, When};
 
-use super::world::{Job, PRICE, TWO, Tool, World, here, shape};
+use super::world::{Job, PRICE, TWO, Tool, World, facts, here, shape, topology_of};
 
 /// Stories per run of this test.
 const STORIES: u64 = 40;
@@ -40,12 +45,22 @@ impl Draws {
 
 fn topology(draws: &mut Draws) -> String {
     let head = TWO.split("[lease.box]").next().expect("text");
+    let head = head.replace("max_price_per_hour = 1.0", "max_price_per_hour = 0.3");
     let boxes = 1 + draws.below(3);
     let mut text = format!("{head}[lease.box]\noffers = [\"slot\"]\ncount = {boxes}\n");
     let mut all: Vec<String> = (0..boxes).map(|i| format!("lease.box[{i}]")).collect();
     if draws.one_in(2) {
         text.push_str("\n[lease.big]\noffers = [\"slot\"]\n");
         all.push("lease.big[0]".to_owned());
+    }
+    if draws.one_in(3) {
+        let cents = 30 * all.len();
+        let cap = format!(
+            "\n[limits]\nmax_total_per_hour = {}.{:02}\n",
+            cents / 100,
+            cents % 100
+        );
+        text.push_str(&cap);
     }
     let mut served = Vec::new();
     for name in ["toy", "other"] {
@@ -84,7 +99,7 @@ fn topology(draws: &mut Draws) -> String {
 /// A fault that a provider of the declared traits may show, and the call that it hits.
 fn fault(draws: &mut Draws) -> (Verb, Fault) {
     let seconds = |draws: &mut Draws, most| Duration::from_secs(draws.below(most));
-    match draws.below(22) {
+    match draws.below(25) {
         0 => (Verb::Create, Fault::CreateErrorAfterCommit),
         1 => (Verb::Create, Fault::CreateTimeoutAfterCommit),
         2 => (Verb::Create, Fault::CreateErrorNoCommit),
@@ -115,6 +130,15 @@ fn fault(draws: &mut Draws) -> (Verb, Fault) {
             Verb::Check,
             Fault::AgentRefuses("busy".to_owned(), "it is busy".to_owned()),
         ),
+        21 => (Verb::Create, Fault::BootSlow(seconds(draws, 600))),
+        22 => (Verb::Create, Fault::AgentMute),
+        23 => {
+            let small = Facts {
+                memory: Bytes::gib(1),
+                ..facts()
+            };
+            (Verb::Create, Fault::BootWrongFacts(Box::new(small)))
+        }
         _ => (Verb::Expose, Fault::Unreachable),
     }
 }
@@ -151,6 +175,38 @@ fn meddle(world: &World, draws: &mut Draws) {
     world.clock.advance(Duration::from_secs(draws.below(400)));
 }
 
+/// The cap that a topology sets.
+fn cap(text: &str) -> Option<MicroDollars> {
+    topology_of(text).limits.max_total_per_hour
+}
+
+/// At every call of a run with a cap: one machine for each name, together within the cap. What the provider makes beside
+/// that, or asks more for than it said, is its own doing.
+fn within(world: &World, job: &Job) -> Hook {
+    let cap = match job {
+        Job::Apply(text) | Job::Resume(text) => cap(text),
+        Job::Destroy => None,
+    };
+    let (sim, clock) = (world.sim.clone(), world.clock.clone());
+    let before: BTreeSet<String> = world.ours().into_iter().map(|m| m.label).collect();
+    Arc::new(move |point| {
+        if let Some(cap) = cap.filter(|_| point.verb == Verb::Create) {
+            let now = clock.boottime();
+            let mut rented = BTreeMap::new();
+            for machine in sim.alive() {
+                // No quote is taken above the ceiling.
+                let quoted = PRICE.times(3);
+                if machine.label.starts_with("sl-0707") && !before.contains(&machine.label) {
+                    rented.insert(machine.label.clone(), quoted.min(machine.price(now)));
+                }
+            }
+            let sum: MicroDollars = rented.into_values().sum();
+            assert!(sum <= cap, "{sum} of {cap}");
+        }
+        ControlFlow::Continue(())
+    })
+}
+
 fn story(seed: u64) {
     let mut draws = Draws(seed);
     let mut account = AccountSpec::new(vec![
@@ -181,20 +237,30 @@ fn story(seed: u64) {
         } else {
             CrashPoint::never()
         };
+        let mut tool = Tool::dying(crash);
+        tool.hook = within(&world, &job);
         // A plan may be refused, a run may fail or be killed: whatever it was, nothing is forgotten.
-        let _ = world.run(&Tool::dying(crash), &job);
+        let _ = world.run(&tool, &job);
         world.check_books();
         world.check_ledger();
     }
     world.faults(FaultTable::none());
+    // What is left may need more for a moment than a topology with a cap allows.
+    if let Some((head, tail)) = text.clone().split_once("\n[limits]\n") {
+        let (_, tail) = tail.split_once('\n').expect("a line");
+        text = format!("{head}\n{tail}");
+    }
     // A worker that a killed run left somewhere is none of the books, but machines are.
     let strangers = world.sim.alive().len() - world.ours().len();
     let mut report = world.apply(&text);
     if !report.summary.finished() {
         // A machine that an earlier run left on its way may never come up; that is found out and ended only now.
         let mut failed = report.summary.failed.iter();
+        // The others of its gang do not come up without it.
         assert!(
-            failed.all(|failed| failed.verb == StepVerb::Await),
+            failed
+                .all(|failed| failed.verb == StepVerb::Await
+                    || failed.cause.message.contains("`gang`")),
             "{:#?}",
             report.summary
         );

@@ -50,6 +50,7 @@ max_price_per_hour = 1.0
 [lease.box]
 offers = ["slot"]
 count = 2
+gang = false
 
 [pipeline.toy]
 engine = "stub"
@@ -372,6 +373,7 @@ impl World {
             parallelism: tool.parallelism,
             max_total_per_hour: tool.cap.or(limits.max_total_per_hour),
             max_spend: limits.max_spend,
+            max_leases: limits.max_leases,
             interrupt: tool.interrupt.clone(),
             grace: Millis(1500),
         };

@@ -126,6 +126,22 @@ pub enum Event {
         /// Since its create.
         waited: Millis,
     },
+    /// A machine does not become ready: it is being released.
+    MachineFailed {
+        /// Which.
+        lease: LeaseId,
+        /// What the provider calls it.
+        machine: MachineId,
+        /// Why.
+        cause: Cause,
+        /// Its host is noted, so that no later plan takes it.
+        noted: bool,
+        /// The next offer is tried.
+        goes_on: bool,
+        /// The end of what the machine itself printed.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        log: Vec<String>,
+    },
     /// A machine is proven gone.
     LeaseEnded {
         /// Which.
@@ -252,6 +268,7 @@ impl Event {
             Self::Launching { lease, .. }
             | Self::LeaseUp { lease, .. }
             | Self::LeaseReady { lease, .. }
+            | Self::MachineFailed { lease, .. }
             | Self::LeaseEnded { lease, .. } => Some(Address::Lease(lease.clone())),
             Self::RunBegan { .. }
             | Self::Fenced { .. }

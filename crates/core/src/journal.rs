@@ -167,6 +167,23 @@ pub enum Record {
         #[schemars(with = "String")]
         at: Timestamp,
     },
+    /// A machine does not become ready and is given up: from now on it is an open try that is to be ended, counted until
+    /// it is proven gone, and the lease is free for its next try.
+    GaveUp {
+        /// The lease.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// The try that made the machine.
+        launch: Box<Launch>,
+        /// Why.
+        cause: Cause,
+        /// It is the machine's fault, so that its host is noted as bad.
+        noted: bool,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
     /// A machine beyond the one that is kept was found and has been released; proven by listing.
     ExtraReleased {
         /// The lease that it was made for.
@@ -384,6 +401,7 @@ impl Record {
             | Self::Refused { .. }
             | Self::InDoubt { .. }
             | Self::Absent { .. }
+            | Self::GaveUp { .. }
             | Self::ExtraReleased { .. }
             | Self::Vanished { .. }
             | Self::Seen { .. }
@@ -404,6 +422,7 @@ impl Record {
             | Self::Refused { address, .. }
             | Self::InDoubt { address, .. }
             | Self::Absent { address, .. }
+            | Self::GaveUp { address, .. }
             | Self::ExtraReleased { address, .. }
             | Self::Vanished { address, .. }
             | Self::Seen { address, .. }

@@ -3,6 +3,7 @@
 //! A quote is perishable and a claim; facts that count are measured on the machine. Requirements match facts, never
 //! wishes.
 
+mod claim;
 mod requirement;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use claim::{broken_claims, side_by_side};
 pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
 
 use crate::id::Name;
@@ -62,6 +64,12 @@ pub struct Facts {
     /// The provider's code of the place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
+    /// The provider's code of the building, where it tells one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datacenter: Option<String>,
+    /// The provider's code of the computer that the machine is on, where it tells one: what a bad machine is noted by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Programs that are present.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<String>,
@@ -71,6 +79,49 @@ pub struct Facts {
     /// Fields that only this provider has, matched by `provider.FIELD`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub extra: BTreeMap<String, String>,
+}
+
+/// Where a machine is, as far as its provider tells.
+#[derive(
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+pub struct Place {
+    /// [`Facts::region`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// [`Facts::datacenter`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datacenter: Option<String>,
+    /// [`Facts::host`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+}
+
+impl Place {
+    /// Nothing is told.
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Facts {
+    /// Where it is.
+    pub fn place(&self) -> Place {
+        Place {
+            region: self.region.clone(),
+            datacenter: self.datacenter.clone(),
+            host: self.host.clone(),
+        }
+    }
 }
 
 /// What the provider calls one of its offers. Opaque.

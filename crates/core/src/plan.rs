@@ -6,6 +6,7 @@
 //! Reasons and notes are for people: no code branches on them.
 
 mod assign;
+mod avoid;
 mod binding;
 mod check;
 mod digest;
@@ -40,6 +41,7 @@ use crate::shared::Shared;
 use crate::state::{Edit, Spent};
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
+pub use avoid::Avoid;
 pub use binding::{Refusal, Start, may_apply};
 pub use check::check;
 pub use draft::{Draft, Options, draft};
@@ -202,8 +204,25 @@ pub struct LeaseTerms {
     /// What is tried, in this order; empty for a lease that is kept. May be empty when it is unresolved.
     #[serde(default, skip_serializing_if = "nothing_listed")]
     pub shortlist: Shared<Vec<Choice>>,
+    /// How many offers are tried before it is given up; 0 for a lease that is kept.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attempts: u32,
+    /// When the shortlist is used up, what is quoted then may be taken under the same requirement and ceiling.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub requote: bool,
+    /// When nothing can be had, apply waits so long and asks again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<Millis>,
     /// Who ends it when the operator sleeps.
     pub ends: EndsBy,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks with a reference"
+)]
+const fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// A quote together with the offer under whose terms it is taken.
@@ -238,6 +257,9 @@ pub struct Money {
     pub after_per_hour: MicroDollars,
     /// The most per hour at any moment, fail-over included.
     pub at_most_per_hour: MicroDollars,
+    /// Of that, what runs only while a machine that failed is being released and the next one is there already.
+    #[serde(default)]
+    pub overlap_per_hour: MicroDollars,
     /// Machines that run afterwards.
     pub leases_after: u32,
     /// Spent so far, over the topology's life.

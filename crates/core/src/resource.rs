@@ -13,9 +13,9 @@ use crate::id::{
     Address, EndpointKey, Fingerprint, JournalNumber, LeaseId, MachineId, Name, RequestKey, Sha256,
     StageId,
 };
-use crate::offer::{Facts, QuoteId, Requirement};
+use crate::offer::{Facts, Place, QuoteId, Requirement};
 use crate::shared::Shared;
-use crate::topology::{AgentSource, Dtype, Layers, SecretRef, Serve};
+use crate::topology::{AgentSource, Dtype, Layers, Requote, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 /// What one resource should be.
@@ -56,6 +56,38 @@ pub struct LeaseSpec {
     /// No command may end its machine.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub protect: bool,
+    /// Offers that are tried before it is given up.
+    #[serde(default = "five", skip_serializing_if = "is_five")]
+    pub attempts: u32,
+    /// How long apply waits for something that fits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_capacity: Option<Millis>,
+    /// The machines of its table come up all or none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gang: bool,
+    /// From the first create until all of them are ready; none is as long as each may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang_timeout: Option<Millis>,
+}
+
+const fn five() -> u32 {
+    5
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks with a reference"
+)]
+const fn is_five(attempts: &u32) -> bool {
+    *attempts == five()
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks with a reference"
+)]
+fn is_usual(requote: &Requote) -> bool {
+    *requote == Requote::default()
 }
 
 /// What is asked for when nothing else is said; a state of before has no other.
@@ -84,6 +116,9 @@ pub struct Terms {
     /// The smallest of all limits that apply; none is no cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<MicroDollars>,
+    /// What may be taken of it when the shortlist is used up.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub requote: Requote,
     /// What a rented machine runs; none is the provider's plain image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
@@ -362,6 +397,9 @@ pub struct LeaseReceipt {
     /// When the provider returned its id.
     #[schemars(with = "String")]
     pub created_at: Timestamp,
+    /// Where it is, as far as the provider tells.
+    #[serde(default, skip_serializing_if = "Place::is_unknown")]
+    pub place: Place,
     /// What was found when it became ready; none until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<LeaseReady>,

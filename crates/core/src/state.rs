@@ -3,6 +3,7 @@
 //! One transition function, [`State::apply`], whether an entry was written just now or is read back after a crash:
 //! recovery has no code of its own. A state never forgets a try that may still cost money.
 
+mod bad;
 mod fold;
 mod ledger;
 mod observed;
@@ -16,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use bad::{BAD_FOR, BAD_MAX, BadHost};
 pub use fold::FoldError;
 pub use ledger::{Billed, Ledger, LedgerClock, Spent};
 pub use observed::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen};
@@ -26,6 +28,7 @@ use crate::id::{
     Name, OperatorId, PlanId, RequestKey,
 };
 use crate::journal::{Launch, Verb};
+use crate::offer::QuoteId;
 use crate::plan::StepId;
 use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
 use crate::unit::{MicroDollars, Timestamp};
@@ -45,6 +48,9 @@ pub struct State {
     pub consumed: BTreeMap<PlanId, Consumed>,
     /// Leases that ended: at most [`ENDED_MAX`], oldest first.
     pub ended: Vec<EndedLease>,
+    /// Hosts and offers that a machine failed on: at most [`BAD_MAX`], oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bad: Vec<BadHost>,
     /// What each lease has cost by machines that are over.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent: BTreeMap<LeaseId, Spent>,
@@ -140,6 +146,20 @@ pub struct Recorded {
     /// For a lease that was moved here: the lease that its machine was made for, which its keys derive from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_for: Option<LeaseId>,
+    /// For a lease: what its tries of this generation took in vain. No offer is tried twice.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tried: BTreeMap<Attempt, Tried>,
+}
+
+/// What a try took in vain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Tried {
+    /// The `[provider.NAME]`.
+    pub provider: Name,
+    /// The quote.
+    pub quote: QuoteId,
+    /// There was a machine, and it was given up; else the create was refused.
+    pub made: bool,
 }
 
 /// A step that started and did not end.
@@ -173,6 +193,12 @@ pub struct OpenAttempt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub counted_since: Option<Timestamp>,
+    /// The machine that it made and that was given up: it is ended, never kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaving: Option<Box<LeaseReceipt>>,
+    /// The account of that machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub billed: Option<Billed>,
 }
 
 /// A lease that ended.
@@ -354,5 +380,11 @@ impl Recorded {
     /// Its outcome is not known, so nothing may be concluded from its absence.
     pub fn is_unresolved(&self) -> bool {
         !self.attempts.is_empty()
+    }
+
+    /// Machines that are there or may be, those that are being ended included.
+    pub fn machines(&self) -> usize {
+        let held = matches!(self.receipt, Some(Receipt::Lease(_)));
+        usize::from(held) + self.attempts.len()
     }
 }

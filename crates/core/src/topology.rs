@@ -93,6 +93,29 @@ pub struct Removed {
     pub release: bool,
 }
 
+/// What may be taken when the offers on the plan's shortlist are used up.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Requote {
+    /// What is quoted then, under the same requirement and ceiling.
+    #[default]
+    WithinCeiling,
+    /// Nothing.
+    Never,
+}
+
 /// Caps on money and machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
@@ -240,6 +263,10 @@ pub struct Offer {
     pub max_lifetime: Millis,
     /// From create to ready; none is the provider's default.
     pub acquire_timeout: Option<Millis>,
+    /// Offers tried before a machine is given up.
+    pub attempts: u32,
+    /// What may be taken when the shortlist is used up.
+    pub requote: Requote,
 }
 
 /// A `[lease.X]`.
@@ -264,6 +291,16 @@ pub struct Lease {
     pub max_lifetime: Option<Millis>,
     /// Narrows every offer's limit.
     pub acquire_timeout: Option<Millis>,
+    /// Narrows every offer's limit.
+    pub attempts: Option<u32>,
+    /// Narrows what every offer allows.
+    pub requote: Option<Requote>,
+    /// How long apply waits when nothing that fits can be had; none is not at all.
+    pub wait_for_capacity: Option<Millis>,
+    /// All machines or none; none leaves it to what they serve.
+    pub gang: Option<bool>,
+    /// From the first create until all are ready; none is as long as each may take.
+    pub gang_timeout: Option<Millis>,
 }
 
 /// A `[pipeline.X]`.

@@ -5,7 +5,7 @@ use stageline_core::id::{
     OperatorId, PlanId, RequestKey, WriterId,
 };
 use stageline_core::journal::{Entry, EntryError, FORMAT, Launch, Record, Verb};
-use stageline_core::offer::QuoteId;
+use stageline_core::offer::{Place, QuoteId};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Receipt};
 use stageline_core::state::{CONSUMED_MAX, ENDED_MAX, FoldError, State};
 use stageline_core::unit::{MicroDollars, Timestamp};
@@ -136,6 +136,7 @@ fn acquired(generation: u32, attempt: u32) -> Record {
         request_key: key(generation, attempt),
         price_per_hour: PRICE,
         created_at: AT,
+        place: Place::default(),
         ready: None,
     };
     let receipt = Receipt::Lease(Box::new(receipt));
@@ -534,4 +535,45 @@ fn the_stored_form_and_the_plain_one_read_to_the_same_state() {
     assert_ne!(bytes, broken);
     let error = serde_json::from_str::<State>(&broken).expect_err("there is one row");
     assert!(error.to_string().contains("place 7"), "{error}");
+}
+
+fn gave_up(attempt: u32) -> Record {
+    let Record::Started {
+        launch: Some(launch),
+        ..
+    } = started(1, attempt)
+    else {
+        panic!("a launch");
+    };
+    Record::GaveUp {
+        address: gpu(),
+        generation: Generation(1),
+        launch: Box::new(launch),
+        cause: cause(),
+        noted: true,
+        at: AT,
+    }
+}
+
+#[test]
+fn a_machine_that_is_given_up_counts_until_it_is_proven_gone() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    fold.check(acquired(1, 1));
+    let state = fold.check(gave_up(1));
+    let recorded = &state.resources[&gpu()];
+    assert_eq!((&recorded.receipt, recorded.machines()), (&None, 1));
+    assert_eq!(state.committed_per_hour(), CEILING);
+    assert!(recorded.attempts[&Attempt(1)].leaving.is_some());
+    assert_eq!(state.bad.len(), 1);
+    fold.check(started(1, 2));
+    let state = fold.check(acquired(1, 2));
+    let sum = PRICE.saturating_add(CEILING);
+    assert_eq!(state.committed_per_hour(), sum);
+    assert_eq!(state.resources[&gpu()].machines(), 2);
+    assert_eq!(state.ended, []);
+    let state = fold.check(absent(1));
+    assert_eq!(state.committed_per_hour(), PRICE);
+    assert_eq!(state.ended.len(), 1, "it is in the history");
+    assert!(state.resources[&gpu()].tried[&Attempt(1)].made);
 }

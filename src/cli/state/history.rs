@@ -157,6 +157,9 @@ fn told(n: JournalNumber, record: &Record) -> Option<String> {
             cause,
             ..
         } => format!("{address}: {} was refused: {cause}", verb.doing()),
+        Record::GaveUp { address, cause, .. } => {
+            format!("{address}: its machine was given up: {cause}")
+        }
         Record::InDoubt { address, cause, .. } => format!("{address}: in doubt: {cause}"),
         Record::ExtraReleased {
             address, machine, ..

@@ -179,6 +179,7 @@ fn take(
         account: survivor.account.clone(),
         price_per_hour: price,
         created_at: machine.created_at.unwrap_or(now),
+        place: machine.facts.place(),
         ready: None,
     };
     if !state.take_back(lease.clone(), receipt) {

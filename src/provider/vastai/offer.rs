@@ -164,6 +164,8 @@ pub(super) fn facts(claim: &Value) -> Facts {
         driver: text(claim, "driver_version"),
         cuda: number(claim, "cuda_max_good").map(|cuda| format!("{cuda:.1}")),
         region: text(claim, "geolocation"),
+        datacenter: None,
+        host: number(claim, "machine_id").map(|id| id.to_string()),
         tools: Vec::new(),
         spot: flag(claim, "is_bid") == Some(true),
         extra: extra(claim),

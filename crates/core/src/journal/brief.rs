@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Record, Verb};
 use crate::id::{Address, Attempt, EndpointKey, Generation, MachineId};
-use crate::offer::Facts;
+use crate::offer::{Facts, Place};
 use crate::plan::StepId;
 use crate::resource::{Contact, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec};
 use crate::shared::Shared;
@@ -44,6 +44,9 @@ pub struct Brief {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub created_at: Option<Timestamp>,
+    /// ... at this place.
+    #[serde(default, skip_serializing_if = "Place::is_unknown")]
+    pub place: Place,
     /// Or the receipt: as it is recorded, and ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<ReadyBriefly>,
@@ -114,6 +117,7 @@ fn brief<'s>(
         attempt: None,
         machine: None,
         created_at: None,
+        place: Place::default(),
         ready: None,
         at: *at,
     };
@@ -128,6 +132,7 @@ fn brief<'s>(
             brief.attempt = Some(receipt.request_key.try_of().1);
             brief.machine = Some(receipt.machine.clone());
             brief.created_at = Some(receipt.created_at).filter(|created| created != at);
+            brief.place = receipt.place.clone();
         }
         Some(ready) => {
             let like = sibling.filter(|other| facts_of(known(other)) == Some(&ready.facts));
@@ -217,6 +222,7 @@ impl Brief {
             request_key: launch.request_key.clone(),
             price_per_hour: launch.price_per_hour,
             created_at: self.created_at.unwrap_or(self.at),
+            place: self.place.clone(),
             ready: None,
         })
     }

@@ -19,6 +19,7 @@ pub use hints::Hints;
 use super::Facts;
 use crate::unit::Bytes;
 pub use matching::Models;
+pub(super) use matching::same_model;
 use region::Place;
 
 /// Terms that must all hold; none means any machine. Written as text or as a table, recorded as canonical text.

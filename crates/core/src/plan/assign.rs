@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::avoid::Avoid;
 use super::flow::{self, Given, Wanting};
 use super::market::{Candidate, Fitting, Markets, SHORTLIST_MAX, quotes};
 use super::{Choice, shortage};
@@ -19,6 +20,9 @@ use crate::unit::Bytes;
 
 /// Most classes that are assigned exactly.
 const CLASSES_MAX: usize = 64;
+
+/// What taking a quote that failed before counts for, in micro-dollars: more than any price.
+const BLEMISH: u64 = 1 << 48;
 
 /// A lease that needs a machine.
 #[derive(Clone, Debug)]
@@ -52,12 +56,12 @@ pub(super) struct Class<'n, 'a> {
 }
 
 /// Shortlists for all needs.
-pub(super) fn assign<'a>(needs: &[Need<'a>], markets: &'a Markets) -> Assigned {
+pub(super) fn assign<'a>(needs: &[Need<'a>], markets: &'a Markets, avoid: &Avoid<'_>) -> Assigned {
     let mut found = Assigned::default();
     if needs.is_empty() {
         return found;
     }
-    let quotes = quotes(markets);
+    let (quotes, fine) = quotes(markets, avoid);
     let stock = stock(needs, &quotes);
     let mut classes = classes(needs);
     for class in &mut classes {
@@ -69,13 +73,13 @@ pub(super) fn assign<'a>(needs: &[Need<'a>], markets: &'a Markets) -> Assigned {
             }));
         }
     }
-    let given = share(&classes, &stock, &mut found.notes);
+    let given = share(&classes, &stock, fine, &mut found.notes);
     let mut left = stock;
     for (item, count) in given.iter().flatten() {
         left[*item] -= count;
     }
     for (class, given) in classes.iter().zip(&given) {
-        class.list(given, &left, markets, &mut found);
+        class.list(given, &left, markets, avoid, &mut found);
     }
     found
 }
@@ -122,7 +126,9 @@ fn classes<'n, 'a>(needs: &'n [Need<'a>]) -> Vec<Class<'n, 'a>> {
 }
 
 /// How many of each quote each class gets.
-fn share(classes: &[Class<'_, '_>], stock: &[u32], notes: &mut Vec<String>) -> Given {
+///
+/// Quotes from place `fine` on are taken when there is nothing else.
+fn share(classes: &[Class<'_, '_>], stock: &[u32], fine: usize, notes: &mut Vec<String>) -> Given {
     let mut wanted = vec![0_u64; stock.len()];
     let alone: Given = classes.iter().map(|class| class.take(stock)).collect();
     for (item, count) in alone.iter().flatten() {
@@ -137,7 +143,7 @@ fn share(classes: &[Class<'_, '_>], stock: &[u32], notes: &mut Vec<String>) -> G
         return alone;
     }
     if classes.len() <= CLASSES_MAX {
-        let wanting: Vec<Wanting> = classes.iter().map(Class::wanting).collect();
+        let wanting: Vec<Wanting> = classes.iter().map(|class| class.wanting(fine)).collect();
         return flow::cheapest(&wanting, stock);
     }
     notes.push(format!(
@@ -181,12 +187,19 @@ impl<'a> Class<'_, 'a> {
         u32::try_from(self.needs.len()).expect("few leases")
     }
 
-    fn wanting(&self) -> Wanting {
+    fn wanting(&self, fine: usize) -> Wanting {
         let takes = self.candidates.iter();
+        let cost = |item: usize, candidate: &Candidate<'_>| {
+            let price = candidate.quote.price_per_hour.0;
+            match item < fine {
+                true => price,
+                false => price.saturating_add(BLEMISH),
+            }
+        };
         Wanting {
             count: self.count(),
             takes: takes
-                .map(|(item, candidate)| (*item, candidate.quote.price_per_hour.0))
+                .map(|(item, candidate)| (*item, cost(*item, candidate)))
                 .collect(),
         }
     }
@@ -214,6 +227,7 @@ impl<'a> Class<'_, 'a> {
         given: &BTreeMap<usize, u32>,
         left: &[u32],
         markets: &Markets,
+        avoid: &Avoid<'_>,
         found: &mut Assigned,
     ) {
         // Places are in the order of prices, so the first leases get the cheapest.
@@ -247,7 +261,13 @@ impl<'a> Class<'_, 'a> {
         let mut last: Option<(Option<usize>, Shared<Vec<Choice>>)> = None;
         for (need, own) in self.needs.iter().zip(own) {
             if own.is_none() && !need.unresolved {
-                missing.push(&need.lease);
+                match need.spec.wait_for_capacity.filter(|_| self.blind.is_empty()) {
+                    None => missing.push(&need.lease),
+                    Some(span) => found.notes.push(format!(
+                        "{}: nothing that fits can be had now; apply may wait {span} for it and asks again meanwhile",
+                        need.lease
+                    )),
+                }
             }
             let shortlist = match last {
                 Some((same, list)) if same == own => list,
@@ -270,7 +290,7 @@ impl<'a> Class<'_, 'a> {
         if !missing.is_empty() {
             found
                 .faults
-                .push(shortage::nothing(self, &missing, markets));
+                .push(shortage::nothing(self, &missing, markets, avoid));
         }
     }
 }

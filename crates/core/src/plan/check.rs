@@ -120,7 +120,7 @@ fn rents(plan: &Plan) -> Result<(), String> {
             .leases
             .get(id)
             .ok_or_else(|| format!("{id} is rented without terms"))?;
-        if terms.shortlist.is_empty() && !terms.unresolved {
+        if terms.shortlist.is_empty() && !terms.unresolved && terms.waits.is_none() {
             return Err(format!("{id} is rented without a shortlist"));
         }
         let over = terms.shortlist.iter().find(|choice| {

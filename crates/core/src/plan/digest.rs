@@ -13,7 +13,7 @@ use crate::offer::Quote;
 use crate::resource::LeaseSpec;
 use crate::shared::{Shared, Table};
 use crate::state::stored::SpecPlace;
-use crate::unit::MicroDollars;
+use crate::unit::{MicroDollars, Millis};
 
 #[derive(Serialize)]
 struct ChangeRow<'a>(
@@ -28,10 +28,10 @@ struct ChangeRow<'a>(
 #[derive(Serialize)]
 struct LeaseRow<'a>(
     &'a LeaseId,
-    MicroDollars,
-    Option<MicroDollars>,
+    (MicroDollars, Option<MicroDollars>),
     bool,
     u32,
+    (u32, bool, Option<Millis>),
     EndsBy,
 );
 
@@ -110,10 +110,15 @@ impl Plan {
                     ceiling,
                     unresolved,
                     shortlist,
+                    attempts,
+                    requote,
+                    waits,
                     ends,
                 } = terms;
                 let list = lists.place(shortlist);
-                LeaseRow(id, *price_per_hour, *ceiling, *unresolved, list, *ends)
+                let prices = (*price_per_hour, *ceiling);
+                let tries = (*attempts, *requote, *waits);
+                LeaseRow(id, prices, *unresolved, list, tries, *ends)
             })
             .collect();
         let Self {

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::assign::{self, Need};
+use super::avoid::Avoid;
 use super::expand::Desired;
 use super::market::Markets;
 use super::{
@@ -18,7 +19,7 @@ use crate::id::{Address, EndpointKey, Fingerprint, Generation, LeaseId, Name, Pl
 use crate::journal::{BootPoint, Verb};
 use crate::offer::Facts;
 use crate::resource::{LeaseReceipt, Receipt, Spec};
-use crate::state::{Observed, ObservedAgent, Recorded, Seen, State};
+use crate::state::{BadHost, Observed, ObservedAgent, Recorded, Seen, State};
 use crate::topology::Limits;
 use crate::unit::Timestamp;
 
@@ -346,7 +347,8 @@ impl<'a> Drafting<'a> {
             .iter()
             .filter_map(|row| need(row, self.input.observed))
             .collect();
-        let assigned = assign::assign(&needs, self.input.markets);
+        let avoid = self.avoid(&needs);
+        let assigned = assign::assign(&needs, self.input.markets, &avoid);
         self.faults.extend(assigned.faults);
         self.notes.extend(assigned.notes);
         let mut shortlists = assigned.shortlists;
@@ -359,6 +361,22 @@ impl<'a> Drafting<'a> {
             limits::terms(row, shortlist, &self.input).map(|terms| (id.clone(), terms))
         })
         .collect()
+    }
+
+    /// Where machines of this topology failed, but for what `--replace` sets aside.
+    fn avoid(&mut self, needs: &[Need<'a>]) -> Avoid<'a> {
+        let notes = self.input.recorded.bad_at(self.input.options.now);
+        let counts: Vec<_> = notes
+            .filter(|bad| !self.replace.contains(&Address::Lease(bad.lease.clone())))
+            .collect();
+        if !needs.is_empty() && !counts.is_empty() {
+            let what: Vec<String> = counts.iter().map(|bad| avoided(bad)).collect();
+            self.notes.push(format!(
+                "avoided, because a machine failed there within the last week: {}; `--replace` of the lease sets that aside for one plan",
+                what.join("; ")
+            ));
+        }
+        Avoid::noted(counts.into_iter())
     }
 
     fn plan(self, leases: BTreeMap<LeaseId, LeaseTerms>, money: Money) -> Plan {
@@ -395,6 +413,16 @@ impl<'a> Drafting<'a> {
         plan.id = plan.digest();
         plan
     }
+}
+
+/// One note in a few words.
+fn avoided(bad: &BadHost) -> String {
+    let what = match &bad.host {
+        Some(host) => format!("host {host}"),
+        None => format!("offer {}", bad.quote),
+    };
+    let why = bad.why.lines().next().unwrap_or_default();
+    format!("{what} of provider {} ({why})", bad.provider)
 }
 
 /// The machine that a recorded resource is on.
@@ -441,7 +469,9 @@ fn need<'a>(row: &Row<'a>, observed: &Observed) -> Option<Need<'a>> {
         lease: id.clone(),
         spec,
         frees: held.map(|receipt| &receipt.provider).or(open),
-        unresolved: row.recorded.is_some_and(Recorded::is_unresolved),
+        // A machine that is there and not ready yet may do.
+        unresolved: row.verdict == Verdict::Update
+            || row.recorded.is_some_and(Recorded::is_unresolved),
     })
 }
 

@@ -412,6 +412,10 @@ impl<'a> Expansion<'a> {
             acquire_timeout: Some(self.least(lease, lease.acquire_timeout, |o| o.acquire_timeout))
                 .filter(|timeout| *timeout != Millis::NEVER),
             protect: lease.protect,
+            attempts: self.attempts(lease),
+            wait_for_capacity: lease.wait_for_capacity,
+            gang: lease.count > 1 && lease.gang.unwrap_or_else(|| self.serves_one(name)),
+            gang_timeout: lease.gang_timeout,
         });
         for index in 0..lease.count {
             let id = LeaseId {
@@ -434,6 +438,25 @@ impl<'a> Expansion<'a> {
                 .specs
                 .insert(Address::Lease(id), Spec::Lease(spec));
         }
+    }
+
+    fn attempts(&self, lease: &Lease) -> u32 {
+        let offers = lease.offers.iter();
+        let offers = offers.filter_map(|name| self.topology.offers.get(name));
+        let limits = offers.map(|offer| offer.attempts).chain(lease.attempts);
+        limits.min().unwrap_or(1)
+    }
+
+    /// Whether all that runs on the machines of this table is one pipeline.
+    fn serves_one(&self, name: &Name) -> bool {
+        let from = LeaseId {
+            name: name.clone(),
+            index: 0,
+        };
+        let own = self.shares.range(from..);
+        let own = own.take_while(|(lease, _)| lease.name == *name);
+        let served: BTreeSet<&Name> = own.flat_map(|(_, shares)| shares.keys()).collect();
+        served.len() == 1
     }
 
     fn least(
@@ -469,6 +492,7 @@ impl<'a> Expansion<'a> {
                     ceiling: limits.into_iter().flatten().min(),
                     image: offer.image.clone(),
                     agent: offer.agent.clone(),
+                    requote: offer.requote.max(lease.requote.unwrap_or_default()),
                 })
             })
             .collect()

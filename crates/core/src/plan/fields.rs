@@ -142,6 +142,7 @@ fn scalar(key: &str, value: &Value) -> String {
         (_, None, Some("")) => "\"\"".to_owned(),
         (_, None, Some(text)) => text.to_owned(),
         ("idle_timeout" | "max_lifetime" | "acquire_timeout", Some(n), _)
+        | ("wait_for_capacity" | "gang_timeout", Some(n), _)
         | ("ready_timeout" | "request_timeout" | "took", Some(n), _) => Millis(n).to_string(),
         ("ceiling" | "price_per_hour", Some(n), _) => format!("{}/h", MicroDollars(n)),
         ("memory" | "size" | "bytes" | "disk" | "vram", Some(n), _) => Bytes(n).to_string(),

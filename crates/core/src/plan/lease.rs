@@ -246,7 +246,19 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
 
 /// A machine may be there that nobody has the id of. The acquire step looks for it before it does anything else.
 fn unresolved(recorded: &Recorded) -> Call {
-    let reason = match recorded.attempts.iter().next_back() {
+    let last = recorded.attempts.iter().next_back();
+    let leaving = last.and_then(|(_, open)| open.leaving.as_ref());
+    if let Some(leaving) = leaving {
+        let reason = format!(
+            "its machine {} failed and is being released; another one is rented",
+            leaving.machine
+        );
+        return Call {
+            goes_on: true,
+            ..Call::new(Verdict::Create, reason).build(MAKE)
+        };
+    }
+    let reason = match last {
         Some((attempt, open)) => format!(
             "unresolved, may bill: try {attempt} at provider `{}` has no answer; it is looked for before anything is rented",
             open.launch.provider
@@ -273,7 +285,15 @@ fn settle(
         return Call::new(Verdict::Update, reason).build(build);
     }
     let pending = recorded.pending.as_ref().map(|pending| pending.verb);
-    if !ready || pending == Some(Verb::Await) {
+    if !ready {
+        // Should it never be, the next offer follows.
+        return Call::new(
+            Verdict::Update,
+            "was not ready yet: it is waited for, and should it fail, the next offer follows",
+        )
+        .build(MAKE);
+    }
+    if pending == Some(Verb::Await) {
         return Call::new(Verdict::Update, "was not ready yet").build(&[Verb::Await]);
     }
     if price != receipt.price_per_hour {

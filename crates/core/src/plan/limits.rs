@@ -1,6 +1,7 @@
 //! Money of a plan, and the caps that it must keep.
 //!
-//! A try that is not proven gone counts at its ceiling. A machine that is replaced is released before the next one is
+//! A try that is not proven gone counts at its ceiling. A fail-over may run beside the machine that failed, one at a time
+//! and within the caps, until that one is proven gone. A machine that is replaced is released before the next one is
 //! rented, so the two never run at once; one that is ended while others are rented does.
 
 use super::draft::{Draft, Row, lease_receipt};
@@ -12,7 +13,7 @@ use crate::journal::Verb;
 use crate::resource::{LeaseSpec, Spec};
 use crate::shared::Shared;
 use crate::state::{Recorded, Seen};
-use crate::topology::Limits;
+use crate::topology::{Limits, Requote};
 use crate::unit::MicroDollars;
 use std::collections::BTreeMap;
 
@@ -52,13 +53,30 @@ pub(super) fn terms(
         },
         None => spec.is_some_and(|spec| all_free(spec, input)),
     };
+    let rented = spec.filter(|_| row.build.contains(&Verb::Acquire));
+    let unknown = rented.is_some() && shortlist.is_empty() && held.is_none();
+    let unresolved = row.recorded.is_some_and(Recorded::is_unresolved);
+    let price = match spec.and_then(ceiling) {
+        // What will be had is not known yet: it counts as dear as it may be.
+        Some(ceiling) if unknown && !unresolved && !free => ceiling,
+        Some(_) | None => price,
+    };
     Some(LeaseTerms {
         price_per_hour: price,
+        attempts: rented.map_or(0, |spec| spec.attempts),
+        requote: rented.is_some_and(may_requote),
+        waits: rented.and_then(|spec| spec.wait_for_capacity),
         ceiling: spec.and_then(ceiling),
-        unresolved: row.recorded.is_some_and(Recorded::is_unresolved),
+        unresolved,
         shortlist,
         ends: if free { EndsBy::Free } else { EndsBy::Nobody },
     })
+}
+
+/// Whether a fresh quote may be taken at all.
+fn may_requote(spec: &LeaseSpec) -> bool {
+    let mut terms = spec.terms.iter();
+    terms.any(|terms| terms.requote == Requote::WithinCeiling)
 }
 
 fn all_free(spec: &LeaseSpec, input: &Draft<'_>) -> bool {
@@ -99,8 +117,23 @@ pub(super) fn money(
             terms.price_per_hour
         };
         money.at_most_per_hour = money.at_most_per_hour.saturating_add(now.max(most));
+        if terms.attempts > 1 && (terms.requote || terms.shortlist.len() > 1) {
+            money.overlap_per_hour = money.overlap_per_hour.saturating_add(most);
+        }
     }
+    let alone = money.at_most_per_hour;
+    let mut both = alone.saturating_add(money.overlap_per_hour);
+    // A fail-over for which there is no room waits until the machine that failed is proven gone.
+    if let Some(cap) = input.options.limits.max_total_per_hour {
+        both = both.min(cap.max(alone));
+    }
+    money.at_most_per_hour = both;
+    money.overlap_per_hour = less(both, alone);
     money
+}
+
+fn less(money: MicroDollars, other: MicroDollars) -> MicroDollars {
+    MicroDollars(money.0.saturating_sub(other.0))
 }
 
 /// The most that one new machine may cost: the ceiling where a fresh quote may be taken, nothing where all is free.
@@ -124,6 +157,7 @@ pub(super) fn check(rows: &[Row<'_>], limits: &Limits, money: &Money) -> Vec<Dia
         return Vec::new();
     }
     let mut over = Vec::new();
+    let alone = less(money.at_most_per_hour, money.overlap_per_hour);
     if let Some(cap) = limits.max_total_per_hour {
         if money.after_per_hour > cap {
             over.push(
@@ -136,13 +170,12 @@ pub(super) fn check(rows: &[Row<'_>], limits: &Limits, money: &Money) -> Vec<Dia
                 )
                 .hint("raise limits.max_total_per_hour, or lower a `count`"),
             );
-        } else if money.at_most_per_hour > cap {
+        } else if alone > cap {
             over.push(
                 Diagnostic::error(
                     "plan/over-limit",
                     format!(
-                        "up to {}/h could run at once, limits.max_total_per_hour is {cap}",
-                        money.at_most_per_hour
+                        "up to {alone}/h could run at once, limits.max_total_per_hour is {cap}"
                     ),
                 )
                 .hint(

@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 
 use super::Choice;
+use super::avoid::{Avoid, Standing};
 use crate::id::{LeaseId, Name};
 use crate::offer::{Facts, Models, Quote, QuoteId, Supply};
 use crate::resource::{Cause, FailureClass, LeaseSpec, Terms};
 use crate::state::State;
-use crate::topology::Topology;
+use crate::topology::{Requote, Topology};
 use crate::unit::{Bytes, MicroDollars};
 
 /// Longest list of quotes that one lease may walk down.
@@ -64,15 +65,19 @@ pub(super) struct Candidate<'a> {
     pub(super) quote: &'a Quote,
 }
 
-/// Every quote of every market, cheapest first; of equal price in the order of providers and names.
-pub(super) fn quotes(markets: &Markets) -> Vec<&Quote> {
-    let mut quotes: Vec<&Quote> = markets
+/// Every quote of every market that nothing speaks against, best first, and how many of them are without a blemish: what
+/// failed before comes last. Otherwise the cheapest first; of equal price in the order of providers and names.
+pub(super) fn quotes<'a>(markets: &'a Markets, avoid: &Avoid<'_>) -> (Vec<&'a Quote>, usize) {
+    let mut quotes: Vec<(Standing, &Quote)> = markets
         .values()
         .filter_map(|market| market.quotes.as_ref().ok())
         .flatten()
+        .map(|quote| (avoid.standing(quote), quote))
+        .filter(|(standing, _)| *standing != Standing::Never)
         .collect();
-    quotes.sort_by(|a, b| rank(a).cmp(&rank(b)));
-    quotes
+    quotes.sort_by(|(a, x), (b, y)| (a, rank(x)).cmp(&(b, rank(y))));
+    let fine = quotes.partition_point(|(standing, _)| *standing == Standing::Fine);
+    (quotes.into_iter().map(|(_, quote)| quote).collect(), fine)
 }
 
 fn rank(quote: &Quote) -> (MicroDollars, &Name, &QuoteId) {
@@ -169,13 +174,16 @@ pub fn memory_known(
     known
 }
 
-/// What a lease takes when its shortlist is used up: the cheapest that fits the same terms and was not tried.
-pub fn next_offer(spec: &LeaseSpec, tried: &[QuoteId], markets: &Markets) -> Option<Choice> {
+/// What a lease takes when its shortlist is used up: the cheapest that fits the same terms, as far as they allow a fresh
+/// quote, and that nothing speaks against.
+pub fn next_offer(spec: &LeaseSpec, avoid: &Avoid<'_>, markets: &Markets) -> Option<Choice> {
     let mut fitting = Fitting::new(spec, markets);
-    let fresh = quotes(markets)
+    let (quotes, _) = quotes(markets, avoid);
+    let candidate = quotes
         .into_iter()
-        .filter(|quote| quote.supply != Supply::Many(0) && !tried.contains(&quote.id));
-    let candidate = fresh.filter_map(|quote| fitting.candidate(quote)).next()?;
+        .filter(|quote| quote.supply != Supply::Many(0))
+        .filter_map(|quote| fitting.candidate(quote))
+        .find(|candidate| candidate.terms.requote == Requote::WithinCeiling)?;
     Some(Choice {
         offer: candidate.terms.offer.clone(),
         quote: candidate.quote.clone().into(),

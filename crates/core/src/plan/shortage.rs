@@ -1,6 +1,7 @@
 //! Why there is no machine for a lease, and how near the nearest one came.
 
 use super::assign::Class;
+use super::avoid::Avoid;
 use super::market::{Markets, unfit};
 use crate::diagnostic::Diagnostic;
 use crate::id::LeaseId;
@@ -12,6 +13,7 @@ pub(super) fn nothing(
     class: &Class<'_, '_>,
     missing: &[&LeaseId],
     markets: &Markets,
+    avoid: &Avoid<'_>,
 ) -> Diagnostic {
     let first = missing[0];
     let who = match missing.len() {
@@ -39,23 +41,26 @@ pub(super) fn nothing(
         );
     }
     let message = format!("{who}: no machine that can be had now fits");
-    Diagnostic::error("plan/no-offer", message).hint(near_misses(class.spec, markets))
+    Diagnostic::error("plan/no-offer", message).hint(near_misses(class.spec, markets, avoid))
 }
 
 /// The quotes that come nearest, each with the terms that stand in the way.
-fn near_misses(spec: &LeaseSpec, markets: &Markets) -> String {
+fn near_misses(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> String {
     let mut misses: Vec<(usize, MicroDollars, String)> = Vec::new();
     for terms in &spec.terms {
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         for quote in quotes.into_iter().flatten() {
             let why = unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour);
-            let text = format!(
-                "{} under offer `{}` misses {}",
-                quote.id,
-                terms.offer,
-                why.join(", ")
-            );
+            let text = match avoid.why(quote).filter(|_| why.is_empty()) {
+                Some(noted) => format!("{} fits, but {noted}", quote.id),
+                None => format!(
+                    "{} under offer `{}` misses {}",
+                    quote.id,
+                    terms.offer,
+                    why.join(", ")
+                ),
+            };
             misses.push((why.len(), quote.price_per_hour, text));
         }
     }

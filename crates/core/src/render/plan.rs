@@ -298,8 +298,18 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
     if let Some(choice) = terms.shortlist.first() {
         page.para(8, &first_choice(choice));
         page.para(8, &format!("{price}; {}", alternatives(terms)));
+    } else if let (Some(span), false) = (terms.waits, terms.unresolved) {
+        page.para(
+            8,
+            &format!(
+                "nothing that fits can be had now: apply waits for it, {span} at most; {price}"
+            ),
+        );
     } else if level == Level::Full || change.verdict != Verdict::Keep {
         page.para(8, &price);
+    }
+    if level == Level::Full && terms.attempts > 0 {
+        page.para(8, &failover(terms));
     }
     if terms.unresolved {
         page.para(
@@ -344,11 +354,35 @@ fn first_choice(choice: &Choice) -> String {
 fn alternatives(terms: &LeaseTerms) -> String {
     let prices = terms.shortlist.iter().skip(1);
     let dearest = prices.map(|choice| choice.quote.price_per_hour).max();
-    match (terms.shortlist.len() - 1, dearest.unwrap_or_default()) {
+    let listed = match (terms.shortlist.len() - 1, dearest.unwrap_or_default()) {
         (0, _) => "no alternative is quoted".to_owned(),
         (1, price) => format!("1 alternative at {price}/h"),
         (n, price) => format!("{n} alternatives up to {price}/h"),
+    };
+    match terms.requote {
+        true if terms.attempts > 1 => {
+            format!("{listed}; after that fresh quotes on the same terms")
+        }
+        true | false => listed,
     }
+}
+
+/// What happens when the first choice fails.
+fn failover(terms: &LeaseTerms) -> String {
+    let tries = match terms.attempts {
+        1 => "1 offer is tried".to_owned(),
+        n => format!("at most {n} offers are tried"),
+    };
+    let fresh = if terms.requote {
+        "when the list is used up, what is quoted then may be taken within the ceiling"
+    } else {
+        "when the list is used up, the step fails"
+    };
+    let waits = match terms.waits {
+        Some(span) => format!("; with nothing to be had, apply waits {span} at most"),
+        None => String::new(),
+    };
+    format!("{tries}; {fresh}{waits}")
 }
 
 fn per_hour(price: MicroDollars) -> String {
@@ -510,8 +544,16 @@ fn money(plan: &Plan) -> String {
     if plan.is_empty() {
         return format!("Money: {}/h; {machines}.", money.after_per_hour);
     }
+    let overlap = if money.overlap_per_hour == MicroDollars::ZERO {
+        String::new()
+    } else {
+        format!(
+            " (of that, {}/h only while a machine that failed is released beside its successor)",
+            money.overlap_per_hour
+        )
+    };
     format!(
-        "Money: {}/h now, {}/h afterwards, never more than {}/h at once; {machines} afterwards.",
+        "Money: {}/h now, {}/h afterwards, never more than {}/h at once{overlap}; {machines} afterwards.",
         money.now_per_hour, money.after_per_hour, money.at_most_per_hour
     )
 }

@@ -1,14 +1,17 @@
 //! The transition function: a state and a record to the next state.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod recorded;
+
+use std::collections::BTreeSet;
 
 use super::{
-    Billed, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, LedgerClock,
-    OpenAttempt, Pending, Recorded, Run, State,
+    BadHost, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, OpenAttempt,
+    Recorded, Run, Spent, State,
 };
-use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId};
-use crate::journal::{Entry, Launch, Record, Verb};
-use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
+use crate::id::{Address, Epoch, Generation, JournalNumber, LeaseId};
+use crate::journal::{Entry, Record, Verb};
+use crate::offer::Place;
+use crate::resource::Receipt;
 use crate::unit::Timestamp;
 
 /// Why an entry cannot follow the state it was given.
@@ -126,6 +129,7 @@ impl State {
             | Record::Refused { .. }
             | Record::InDoubt { .. }
             | Record::Absent { .. }
+            | Record::GaveUp { .. }
             | Record::ExtraReleased { .. }
             | Record::Vanished { .. }
             | Record::Seen { .. }
@@ -169,8 +173,17 @@ impl State {
                 address,
                 generation,
                 attempt,
-                ..
-            } => self.with(address, *generation, |recorded| recorded.absent(*attempt)),
+                at,
+            } => {
+                let mut gone = None;
+                self.with(address, *generation, |recorded| {
+                    gone = recorded.absent(*attempt);
+                });
+                if let Some(open) = gone {
+                    self.charge_gone(address, *generation, open, *at);
+                }
+            }
+            Record::GaveUp { .. } => self.give_up(record),
             Record::ExtraReleased {
                 address,
                 machine,
@@ -259,6 +272,9 @@ impl State {
             | Verb::Start
             | Verb::Check
             | Verb::Expose => {
+                if let Some(Receipt::Lease(receipt)) = receipt.as_deref() {
+                    self.proved_good(receipt);
+                }
                 let now = self.clock.tick(*at);
                 let clock = self.clock.clone();
                 let recorded = self.open(address, *generation)?;
@@ -317,6 +333,81 @@ impl State {
             };
             self.disowned.insert(held.machine.clone(), disowned);
         }
+    }
+
+    /// A machine becomes an open try that is to be ended, and its host is noted when it is at fault.
+    fn give_up(&mut self, record: &Record) {
+        let Record::GaveUp {
+            address: address @ Address::Lease(lease),
+            generation,
+            launch,
+            cause,
+            noted,
+            at,
+        } = record
+        else {
+            return;
+        };
+        let mut place = Place::default();
+        self.with(address, *generation, |recorded| {
+            let Some(Receipt::Lease(receipt)) = recorded.receipt.take() else {
+                return;
+            };
+            place = receipt.place.clone();
+            recorded.give_up(launch, receipt, cause, *noted);
+        });
+        if *noted {
+            self.note(BadHost {
+                provider: launch.provider.clone(),
+                quote: launch.quote.clone(),
+                host: place.host,
+                lease: lease.clone(),
+                why: cause.message.clone(),
+                at: *at,
+            });
+        }
+    }
+
+    /// A try that is proven gone. If it made a machine that was given up, that has ended, and what it cost is known.
+    fn charge_gone(
+        &mut self,
+        address: &Address,
+        generation: Generation,
+        open: OpenAttempt,
+        at: Timestamp,
+    ) {
+        if let (Address::Lease(lease), true) = (address, open.leaving.is_some()) {
+            let spent = open.spent(self.clock.tick(at));
+            self.charge(lease, spent);
+            self.left(lease, generation, open, at, spent);
+        }
+    }
+
+    /// A machine that was given up has ended.
+    fn left(
+        &mut self,
+        lease: &LeaseId,
+        generation: Generation,
+        open: OpenAttempt,
+        at: Timestamp,
+        spent: Spent,
+    ) {
+        let Some(receipt) = open.leaving else { return };
+        let why = open.cause.map(|cause| cause.message);
+        self.ended(EndedLease {
+            lease: lease.clone(),
+            generation,
+            receipt: *receipt,
+            ended_at: at,
+            why: why.unwrap_or_else(|| "given up".to_owned()),
+            spent: Some(spent),
+        });
+    }
+
+    fn ended(&mut self, lease: EndedLease) {
+        self.ended.push(lease);
+        let surplus = self.ended.len().saturating_sub(ENDED_MAX);
+        self.ended.drain(..surplus);
     }
 
     fn begin(&mut self, mut run: Run) {
@@ -409,8 +500,12 @@ impl State {
         let now = self.clock.tick(at);
         let spent = recorded.spent(now, false);
         self.charge(lease, spent);
+        for (_, open) in recorded.attempts {
+            let spent = open.spent(now);
+            self.left(lease, generation, open, at, spent);
+        }
         if let Some(Receipt::Lease(receipt)) = recorded.receipt {
-            self.ended.push(EndedLease {
+            self.ended(EndedLease {
                 lease: lease.clone(),
                 generation,
                 receipt: *receipt,
@@ -418,128 +513,6 @@ impl State {
                 why: why.to_owned(),
                 spent: Some(spent),
             });
-            let surplus = self.ended.len().saturating_sub(ENDED_MAX);
-            self.ended.drain(..surplus);
-        }
-    }
-}
-
-impl Recorded {
-    fn new(generation: Generation) -> Self {
-        Self {
-            generation,
-            spec: None,
-            receipt: None,
-            pending: None,
-            attempts: BTreeMap::new(),
-            last_attempt: Attempt(0),
-            tried_since: None,
-            billed: None,
-            made_for: None,
-        }
-    }
-
-    /// `at` is the time of the record, and the same in ledger time.
-    fn start(
-        &mut self,
-        verb: Verb,
-        launch: Option<&Launch>,
-        on: Option<&LeaseId>,
-        (at, counted): (Timestamp, Timestamp),
-    ) {
-        self.pending = Some(Pending {
-            verb,
-            on: on.cloned(),
-            at,
-            cause: None,
-        });
-        if let Some(launch) = launch {
-            self.last_attempt = self.last_attempt.max(launch.attempt);
-            self.tried_since.get_or_insert(counted);
-            let open = OpenAttempt {
-                launch: launch.clone(),
-                at,
-                cause: None,
-                counted_since: Some(counted),
-            };
-            self.attempts.insert(launch.attempt, open);
-        }
-    }
-
-    /// For a lease, its own try is closed by the receipt.
-    fn finish(
-        &mut self,
-        spec: Option<&Spec>,
-        receipt: Option<&Receipt>,
-        now: Timestamp,
-        clock: &LedgerClock,
-    ) {
-        self.pending = None;
-        if let Some(spec) = spec {
-            self.spec = Some(spec.clone());
-        }
-        if let Some(receipt) = receipt {
-            if let Receipt::Lease(lease) = receipt {
-                let (_, attempt) = lease.request_key.try_of();
-                let open = self.attempts.remove(&attempt);
-                self.keep_account(lease, open.as_ref(), now, clock);
-            }
-            self.receipt = Some(receipt.clone());
-        }
-    }
-
-    /// The account of the machine in a new receipt: opened, or gone on with, perhaps at another rate.
-    fn keep_account(
-        &mut self,
-        receipt: &LeaseReceipt,
-        open: Option<&OpenAttempt>,
-        now: Timestamp,
-        clock: &LedgerClock,
-    ) {
-        let known = self
-            .account()
-            .filter(|(before, _)| before.machine == receipt.machine);
-        let mut billed = match known {
-            Some((before, mut billed)) => {
-                if before.price_per_hour != receipt.price_per_hour {
-                    billed.rate_changed(before.price_per_hour, receipt.price_per_hour, now);
-                }
-                billed
-            }
-            None => Billed::of(receipt, open.and_then(|open| open.counted_since), clock),
-        };
-        billed.seen = billed.seen.max(now);
-        self.billed = Some(billed);
-    }
-
-    fn was_seen(&mut self, seen: Timestamp) {
-        if let Some((_, mut billed)) = self.account() {
-            billed.seen = billed.seen.max(seen);
-            self.billed = Some(billed);
-        }
-    }
-
-    /// A refused try made nothing and is closed; any other refused step leaves a resource that is not as it should be.
-    fn refuse(&mut self, attempt: Option<Attempt>, cause: &Cause) {
-        match attempt {
-            Some(attempt) => self.absent(attempt),
-            None => self.doubt(None, cause),
-        }
-    }
-
-    fn absent(&mut self, attempt: Attempt) {
-        self.attempts.remove(&attempt);
-        if self.attempts.is_empty() {
-            self.pending = None;
-        }
-    }
-
-    fn doubt(&mut self, attempt: Option<Attempt>, cause: &Cause) {
-        if let Some(pending) = &mut self.pending {
-            pending.cause = Some(cause.clone());
-        }
-        if let Some(open) = attempt.and_then(|attempt| self.attempts.get_mut(&attempt)) {
-            open.cause = Some(cause.clone());
         }
     }
 }

@@ -9,7 +9,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Recorded, State};
+use super::{OpenAttempt, Recorded, State};
 use crate::id::{Address, LeaseId};
 use crate::journal::BootPoint;
 use crate::resource::{LeaseReceipt, Receipt};
@@ -260,12 +260,7 @@ impl Recorded {
             spent = spent.and(billed.spent(receipt.price_per_hour, now));
         }
         for open in self.attempts.values() {
-            let since = open.counted_since.unwrap_or(open.at);
-            spent = spent.and(Spent {
-                least: MicroDollars::ZERO,
-                most: over(open.launch.reservation, since, now).1,
-                since: Some(since),
-            });
+            spent = spent.and(open.spent(now));
         }
         spent
     }
@@ -280,6 +275,23 @@ impl Recorded {
         Spent {
             least: MicroDollars::ZERO,
             most: over(price, since, now).1,
+            since: Some(since),
+        }
+    }
+}
+
+impl OpenAttempt {
+    /// What it may have cost until now: a machine that was given up by its account, any other try at its ceiling.
+    pub(super) fn spent(&self, now: Timestamp) -> Spent {
+        if let Some(receipt) = &self.leaving {
+            let made = || Billed::of(receipt, None, &LedgerClock::default());
+            let billed = self.billed.unwrap_or_else(made);
+            return billed.spent(receipt.price_per_hour, now);
+        }
+        let since = self.counted_since.unwrap_or(self.at);
+        Spent {
+            least: MicroDollars::ZERO,
+            most: over(self.launch.reservation, since, now).1,
             since: Some(since),
         }
     }

@@ -62,6 +62,7 @@ impl State {
             tried_since: None,
             billed: Some(Billed::of(&receipt, None, &LedgerClock::default())),
             made_for: None,
+            tried: BTreeMap::new(),
             receipt: Some(Receipt::Lease(Box::new(receipt))),
         };
         self.resources.insert(address, recorded);

@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{
-    Billed, Consumed, Disowned, EndedLease, Genesis, LedgerClock, OpenAttempt, Pending, Recorded,
-    Run, Spent, State,
+    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, LedgerClock, OpenAttempt, Pending,
+    Recorded, Run, Spent, State, Tried,
 };
 use crate::id::{
     Address, Attempt, EndpointKey, Generation, LeaseId, MachineId, Name, PlanId, RequestKey,
 };
-use crate::offer::{Facts, QuoteId};
+use crate::offer::{Facts, Place, QuoteId};
 use crate::resource::{Account, Contact, LeaseReceipt, LeaseSpec, Receipt, Spec};
 use crate::shared::Table;
 use crate::unit::{MicroDollars, Timestamp};
@@ -38,6 +38,8 @@ pub(super) struct Written<'a> {
     disowned: &'a BTreeMap<MachineId, Disowned>,
     #[serde(skip_serializing_if = "Option::is_none")]
     closed: &'a Option<String>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    bad: &'a [BadHost],
 }
 
 /// What plans bind to.
@@ -92,6 +94,8 @@ struct WrittenResource<'a> {
     billed: &'a Option<Billed>,
     #[serde(skip_serializing_if = "Option::is_none")]
     made_for: &'a Option<LeaseId>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    tried: &'a BTreeMap<Attempt, Tried>,
 }
 
 /// A spec: the place of a lease's, or the whole of any other.
@@ -131,6 +135,8 @@ struct WrittenLease<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     request_key: Option<&'a RequestKey>,
     created_at: Timestamp,
+    #[serde(skip_serializing_if = "Place::is_unknown")]
+    place: &'a Place,
     #[serde(skip_serializing_if = "Option::is_none")]
     ready: Option<WrittenReady<'a>>,
 }
@@ -161,6 +167,7 @@ impl State {
             clock,
             disowned,
             closed,
+            bad,
         } = self;
         Written {
             genesis,
@@ -172,6 +179,7 @@ impl State {
             clock,
             disowned,
             closed,
+            bad,
         }
     }
 
@@ -191,6 +199,7 @@ impl State {
                 tried_since,
                 billed,
                 made_for,
+                tried,
             } = recorded;
             let made_by = self.made_by(address, recorded);
             let receipt = receipt.as_ref().map(|receipt| match receipt {
@@ -218,6 +227,7 @@ impl State {
                 tried_since,
                 billed,
                 made_for,
+                tried,
             };
             resources.push((address, written));
         }
@@ -300,6 +310,7 @@ fn split<'a>(
         request_key,
         price_per_hour,
         created_at,
+        place,
         ready,
     } = lease;
     let bought = Bought {
@@ -321,6 +332,7 @@ fn split<'a>(
         attempt: made_by,
         request_key: made_by.is_none().then_some(request_key),
         created_at: *created_at,
+        place,
         ready,
     };
     (bought, rest)

@@ -455,6 +455,7 @@ impl State {
             tried_since: None,
             billed: Some(Billed::of(&receipt, None, &LedgerClock::default())),
             made_for,
+            tried: BTreeMap::new(),
             receipt: Some(Receipt::Lease(Box::new(receipt))),
         };
         Ok(vec![Record::Edited {

@@ -8,7 +8,7 @@ use super::read::{Field, Fields, Reader};
 use super::value::{At, Entry, Table, Value};
 use super::{
     AgentSource, Check, Cloud, Exposure, Fetch, Lease, Limits, Model, ModelSource, Offer, Provider,
-    ProviderKind, Relay, SecretRef, Serve, Topology, Via,
+    ProviderKind, Relay, Requote, SecretRef, Serve, Topology, Via,
 };
 use crate::diagnostic::{Diagnostic, shown};
 use crate::id::Name;
@@ -353,6 +353,8 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
         idle_timeout: terms.idle_timeout.unwrap_or(Millis::NEVER),
         max_lifetime: terms.max_lifetime.unwrap_or(Millis::NEVER),
         acquire_timeout: terms.acquire_timeout,
+        attempts: terms.attempts.unwrap_or(ATTEMPTS),
+        requote: terms.requote.unwrap_or_default(),
         provider: provider?,
     })
 }
@@ -364,7 +366,12 @@ struct Terms {
     idle_timeout: Option<Millis>,
     max_lifetime: Option<Millis>,
     acquire_timeout: Option<Millis>,
+    attempts: Option<u32>,
+    requote: Option<Requote>,
 }
+
+/// As the definition of the key says; for a field that could not be read.
+const ATTEMPTS: u32 = 5;
 
 fn terms(fields: &Fields<'_>) -> Terms {
     Terms {
@@ -375,6 +382,10 @@ fn terms(fields: &Fields<'_>) -> Terms {
         idle_timeout: fields.read("idle_timeout", convert::duration),
         max_lifetime: fields.read("max_lifetime", convert::duration),
         acquire_timeout: fields.read("acquire_timeout", convert::duration),
+        attempts: fields.read("attempts", convert::integer),
+        requote: fields.read("requote", |field| {
+            convert::choice(field, &[Requote::WithinCeiling, Requote::Never])
+        }),
     }
 }
 
@@ -385,6 +396,9 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
     let count = fields.read("count", convert::integer);
     let disk = fields.read("disk", convert::size);
     let protect = fields.read("protect", convert::boolean);
+    let wait_for_capacity = fields.read("wait_for_capacity", convert::duration);
+    let gang = fields.read("gang", convert::boolean);
+    let gang_timeout = fields.read("gang_timeout", convert::duration);
     let terms = terms(fields);
     Some(Lease {
         offers: offers?,
@@ -396,6 +410,11 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
         idle_timeout: terms.idle_timeout,
         max_lifetime: terms.max_lifetime,
         acquire_timeout: terms.acquire_timeout,
+        attempts: terms.attempts,
+        requote: terms.requote,
+        wait_for_capacity,
+        gang,
+        gang_timeout,
     })
 }
 

@@ -6,10 +6,12 @@
 
 mod elsewhere;
 mod moving;
+mod renting;
 mod serving;
 
 use elsewhere::{RELAY, STATE};
 use moving::{MOVED, REMOVED};
+use renting::{ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, REQUOTE, WAIT_FOR_CAPACITY};
 pub(super) use serving::STAGES_MAX;
 use serving::{EXPOSURE, PIPELINE};
 
@@ -482,15 +484,6 @@ const MAX_LIFETIME: Key = Key {
     example: "\"12h\"",
 };
 
-const ACQUIRE_TIMEOUT: Key = Key {
-    name: "acquire_timeout",
-    kind: Kind::Duration,
-    need: Need::Optional("by provider and shape"),
-    change: Change::None,
-    doc: "The longest wait from create to ready.",
-    example: "\"10m\"",
-};
-
 /// The key of an offer in a lease, where the offer's value holds without it.
 const fn narrowing(key: Key) -> Key {
     Key {
@@ -517,6 +510,8 @@ static OFFER: TableDef = TableDef {
         IDLE_TIMEOUT,
         MAX_LIFETIME,
         ACQUIRE_TIMEOUT,
+        ATTEMPTS,
+        REQUOTE,
     ],
 };
 
@@ -565,6 +560,11 @@ static LEASE: TableDef = TableDef {
         narrowing(IDLE_TIMEOUT),
         narrowing(MAX_LIFETIME),
         narrowing(ACQUIRE_TIMEOUT),
+        narrowing(ATTEMPTS),
+        narrowing(REQUOTE),
+        WAIT_FOR_CAPACITY,
+        GANG,
+        GANG_TIMEOUT,
     ],
 };
 

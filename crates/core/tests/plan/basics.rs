@@ -130,6 +130,11 @@ pub fn machines(count: u32) -> Topology {
         idle_timeout: None,
         max_lifetime: None,
         acquire_timeout: None,
+        attempts: None,
+        requote: None,
+        wait_for_capacity: None,
+        gang: None,
+        gang_timeout: None,
     };
     let offer = Offer {
         provider: name("here"),
@@ -140,6 +145,8 @@ pub fn machines(count: u32) -> Topology {
         idle_timeout: Millis::minutes(20),
         max_lifetime: Millis::minutes(720),
         acquire_timeout: None,
+        attempts: 5,
+        requote: Default::default(),
     };
     Topology {
         moved: BTreeMap::new(),

@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 
 use stageline_core::offer::{QuoteId, Supply};
-use stageline_core::plan::{Market, Markets, Mode, SHORTLIST_MAX, expand, next_offer};
+use stageline_core::plan::{
+    Avoid, Draft, Market, Markets, Mode, SHORTLIST_MAX, draft, expand, next_offer,
+};
 use stageline_core::resource::{Cause, FailureClass, Spec};
-use stageline_core::unit::MicroDollars;
+use stageline_core::state::{BAD_FOR, BadHost, Observed, Tried};
+use stageline_core::topology::Requote;
+use stageline_core::unit::{MicroDollars, Millis};
 
 use crate::basics::{chain, desired, machines, options, plan};
 use crate::world::{World, address, name, quote};
@@ -52,7 +56,9 @@ fn an_ask_is_on_one_lease_only_as_its_own_and_lists_are_short() {
         );
     }
     assert_eq!(drafted.money.after_per_hour, MicroDollars(6000));
-    assert_eq!(drafted.money.at_most_per_hour, MicroDollars(45_000));
+    // While each fails over, twice.
+    assert_eq!(drafted.money.at_most_per_hour, MicroDollars(90_000));
+    assert_eq!(drafted.money.overlap_per_hour, MicroDollars(45_000));
 }
 
 #[test]
@@ -64,22 +70,143 @@ fn a_fresh_quote_is_taken_within_the_ceiling_and_never_twice() {
         panic!("a lease");
     };
     let markets = asks(&[1000, 2000, 3000]);
-    let mut tried = Vec::new();
-    while let Some(choice) = next_offer(spec, &tried, &markets) {
+    let mut tried: Vec<Tried> = Vec::new();
+    while let Some(choice) = next_offer(spec, &Avoid::default().and(&tried), &markets) {
         assert_eq!(choice.offer, name("box"));
-        tried.push(choice.quote.id.clone());
+        tried.push(Tried {
+            provider: choice.quote.provider.clone(),
+            quote: choice.quote.id.clone(),
+            made: true,
+        });
     }
-    let tried: Vec<String> = tried.iter().map(ToString::to_string).collect();
+    let tried: Vec<String> = tried.iter().map(|tried| tried.quote.to_string()).collect();
     assert_eq!(tried, ["ask-1000", "ask-2000"]);
     let none = market(vec![quote("here", "full", 1, Supply::Many(0))]);
-    assert_eq!(next_offer(spec, &[], &none), None);
+    assert_eq!(next_offer(spec, &Avoid::default(), &none), None);
     let blind = Market {
         quotes: Err(Cause::new(FailureClass::Auth, "no key")),
         ..none[&name("here")].clone()
     };
     assert_eq!(
-        next_offer(spec, &[], &BTreeMap::from([(name("here"), blind)])),
+        next_offer(
+            spec,
+            &Avoid::default(),
+            &BTreeMap::from([(name("here"), blind)])
+        ),
         None
+    );
+}
+
+#[test]
+fn no_fresh_quote_is_taken_where_the_file_says_never() {
+    let mut topology = machines(1);
+    let offers = topology.offers.values_mut();
+    offers.for_each(|offer| offer.requote = Requote::Never);
+    let desired = desired(&topology);
+    let Spec::Lease(spec) = &desired.specs[&address("lease.gpu[0]")] else {
+        panic!("a lease");
+    };
+    assert_eq!(next_offer(spec, &Avoid::default(), &asks(&[1000])), None);
+    let drafted = plan(
+        &desired,
+        &World::new(),
+        &asks(&[1000]),
+        &options(Mode::Apply),
+    );
+    assert!(!drafted.leases.values().any(|terms| terms.requote));
+    assert_eq!(drafted.money.overlap_per_hour, MicroDollars(0));
+}
+
+fn bad(quote: &str, host: Option<&str>) -> BadHost {
+    BadHost {
+        provider: name("here"),
+        quote: QuoteId(quote.to_owned()),
+        host: host.map(str::to_owned),
+        lease: "lease.gpu[0]".parse().expect("a lease"),
+        why: "wrong GPU".to_owned(),
+        at: crate::world::now(),
+    }
+}
+
+fn firsts(world: &World, markets: &Markets, replace: bool) -> Vec<String> {
+    let desired = desired(&machines(1));
+    let mut options = options(Mode::Apply);
+    if replace {
+        options.replace = vec![address("lease.gpu[0]")];
+    }
+    let drafted = draft(&Draft {
+        desired: &desired,
+        recorded: &world.state,
+        observed: &Observed::default(),
+        markets,
+        options: &options,
+    });
+    let drafted = drafted.expect("there is something left");
+    let terms = drafted.leases.values().next().expect("a lease");
+    let ids = terms.shortlist.iter().map(|c| c.quote.id.to_string());
+    ids.collect()
+}
+
+#[test]
+fn where_a_machine_failed_none_is_rented_again_for_a_week() {
+    let mut world = World::new();
+    let mut markets = asks(&[1000, 2000, 3000]);
+    let quotes = markets.get_mut(&name("here")).expect("it sells");
+    let quotes = quotes.quotes.as_mut().expect("it is seen");
+    // The host of the second one sells under another number now.
+    quotes[1].facts.host = Some("h-7".to_owned());
+    world.state.bad = vec![bad("ask-1000", None), bad("ask-77", Some("h-7"))];
+    assert_eq!(firsts(&world, &markets, false), ["ask-3000"]);
+    let all = ["ask-1000", "ask-2000", "ask-3000"];
+    assert_eq!(
+        firsts(&world, &markets, true),
+        all,
+        "set aside for one plan"
+    );
+    let week = jiff::SignedDuration::from_millis(i64::try_from(BAD_FOR.0).expect("a week"));
+    for bad in &mut world.state.bad {
+        bad.at = bad.at.checked_sub(week).expect("a time");
+    }
+    assert_eq!(firsts(&world, &markets, false), all, "forgotten");
+}
+
+#[test]
+fn a_shape_that_failed_once_is_taken_last() {
+    let mut world = World::new();
+    world.state.bad = vec![bad("small", None)];
+    let small = quote("here", "small", 1000, Supply::Many(4));
+    let big = quote("here", "big", 2000, Supply::Many(4));
+    let both = market(vec![small.clone(), big]);
+    assert_eq!(firsts(&world, &both, false), ["big", "small"]);
+    assert_eq!(firsts(&world, &market(vec![small]), false), ["small"]);
+}
+
+#[test]
+fn with_nothing_on_offer_a_plan_says_that_apply_may_wait() {
+    let mut topology = machines(1);
+    topology.limits.max_price_per_hour = Some(MicroDollars(2500));
+    let leases = topology.leases.values_mut();
+    leases.for_each(|lease| lease.wait_for_capacity = Some(Millis::minutes(30)));
+    let drafted = plan(
+        &desired(&topology),
+        &World::new(),
+        &market(vec![]),
+        &options(Mode::Apply),
+    );
+    let terms = drafted.leases.values().next().expect("a lease");
+    assert_eq!(terms.waits, Some(Millis::minutes(30)));
+    assert_eq!(
+        Some(terms.price_per_hour),
+        terms.ceiling,
+        "as dear as it may be"
+    );
+    assert!(
+        drafted
+            .notes
+            .iter()
+            .any(|note| note.contains("may wait 30m")),
+        "{:?}",
+        drafted.notes
     );
 }
 

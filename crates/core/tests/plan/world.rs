@@ -242,6 +242,7 @@ impl World {
             request_key: launch.request_key.clone(),
             price_per_hour: launch.price_per_hour,
             created_at: now(),
+            place: Default::default(),
             ready: None,
         }
     }

@@ -30,6 +30,10 @@ fn spec(memory: u64) -> Spec {
             max_lifetime: Millis::NEVER,
             acquire_timeout: None,
             protect: false,
+            attempts: 5,
+            wait_for_capacity: None,
+            gang: false,
+            gang_timeout: None,
         }
         .into(),
     )
@@ -71,6 +75,7 @@ fn receipt(index: u32, cpus: Option<u32>) -> LeaseReceipt {
         request_key: key(index),
         price_per_hour: MicroDollars(7),
         created_at: AT,
+        place: Place::default(),
         ready: cpus.map(|cpus| LeaseReady {
             facts: Facts {
                 cpus,

@@ -193,6 +193,12 @@ pub(super) fn squeeze(text: &str) -> String {
         .collect()
 }
 
+/// Whether two texts name one model of GPU.
+pub(in crate::offer) fn same_model(one: &str, other: &str) -> bool {
+    let others = model_names(other);
+    model_names(one).iter().any(|name| others.contains(name))
+}
+
 /// The ways to write a model: with and without memory size and form factor, never with the vendor.
 fn model_names(model: &str) -> [String; 3] {
     const VENDOR: [&str; 9] = [

@@ -22,6 +22,8 @@ fn machine() -> Facts {
         driver: Some("550.54.14".to_owned()),
         cuda: Some("12.4".to_owned()),
         region: Some("EU-RO-1".to_owned()),
+        datacenter: None,
+        host: None,
         tools: vec!["curl".to_owned(), "git".to_owned()],
         spot: false,
         extra: [

@@ -122,6 +122,7 @@ impl Story {
                 request_key: RequestKey::derive(&LINEAGE, &address, generation, attempt),
                 price_per_hour,
                 created_at,
+                place: crate::offer::Place::default(),
                 ready: None,
             })))
         });
@@ -263,6 +264,8 @@ fn states_without_accounts_count_from_the_receipt() {
         at: at(0),
         cause: None,
         counted_since: None,
+        leaving: None,
+        billed: None,
     };
     let recorded = story
         .state

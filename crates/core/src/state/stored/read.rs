@@ -8,14 +8,14 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::super::{
-    Billed, Consumed, Disowned, EndedLease, Genesis, LedgerClock, OpenAttempt, Pending, Recorded,
-    Run, Spent, State,
+    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, LedgerClock, OpenAttempt, Pending,
+    Recorded, Run, Spent, State, Tried,
 };
 use crate::id::{
     Address, Attempt, EndpointKey, Generation, LeaseId, Lineage, MachineId, Name, PlanId,
     RequestKey,
 };
-use crate::offer::{Facts, QuoteId};
+use crate::offer::{Facts, Place, QuoteId};
 use crate::resource::{
     Account, Contact, DeliveryReceipt, ExposureReceipt, LeaseReady, LeaseReceipt, LeaseSpec,
     PipelineReceipt, Receipt, Spec, StageReceipt,
@@ -47,6 +47,8 @@ struct Read {
     disowned: BTreeMap<MachineId, Disowned>,
     #[serde(default)]
     closed: Option<String>,
+    #[serde(default)]
+    bad: Vec<BadHost>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -79,6 +81,8 @@ struct ReadResource {
     billed: Option<Billed>,
     #[serde(default)]
     made_for: Option<LeaseId>,
+    #[serde(default)]
+    tried: BTreeMap<Attempt, Tried>,
 }
 
 #[derive(Deserialize)]
@@ -113,6 +117,8 @@ struct ReadLease {
     #[serde(default)]
     request_key: Option<RequestKey>,
     created_at: Timestamp,
+    #[serde(default)]
+    place: Place,
     #[serde(default)]
     ready: Option<ReadReady>,
 }
@@ -222,6 +228,7 @@ impl Read {
             clock: self.clock,
             disowned: self.disowned,
             closed: self.closed,
+            bad: self.bad,
         })
     }
 }
@@ -273,6 +280,7 @@ impl Tables {
             tried_since: read.tried_since,
             billed: read.billed,
             made_for: read.made_for,
+            tried: read.tried,
         })
     }
 
@@ -315,6 +323,7 @@ impl Tables {
                 .ok_or_else(|| missing("request_key"))?,
             price_per_hour: bought.price_per_hour,
             created_at: read.created_at,
+            place: read.place,
             ready: read.ready.map(|read| self.ready(read)).transpose()?,
         })
     }

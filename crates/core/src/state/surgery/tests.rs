@@ -40,6 +40,7 @@ fn held(address: &Address, generation: u32, machine: &str) -> Recorded {
             request_key: RequestKey::derive(&LINEAGE, address, generation, attempt),
             price_per_hour: MicroDollars(5),
             created_at: at(),
+            place: crate::offer::Place::default(),
             ready: None,
         }))),
         pending: None,
@@ -48,6 +49,7 @@ fn held(address: &Address, generation: u32, machine: &str) -> Recorded {
         tried_since: None,
         billed: None,
         made_for: None,
+        tried: BTreeMap::new(),
     }
 }
 
@@ -299,6 +301,10 @@ fn only_a_machine_of_this_state_that_nobody_holds_is_imported() {
         max_lifetime: Millis::NEVER,
         acquire_timeout: None,
         protect: false,
+        attempts: 5,
+        wait_for_capacity: None,
+        gang: false,
+        gang_timeout: None,
     };
     let receipt = |machine: &str, lineage: &Lineage| {
         let made = held(&address("lease.old[0]"), 3, machine);

@@ -1,0 +1,71 @@
+//! Keys of offers and leases on how a machine is got when the first offer fails.
+//!
+//! Definitions alone, as all of [`super`].
+
+use super::{Change, Choice, KEY, Key, Kind, Need};
+
+pub(super) const ACQUIRE_TIMEOUT: Key = Key {
+    name: "acquire_timeout",
+    kind: Kind::Duration,
+    need: Need::Optional("by provider and shape"),
+    change: Change::None,
+    doc: "The longest wait from create to ready.",
+    example: "\"10m\"",
+};
+
+pub(super) const ATTEMPTS: Key = Key {
+    name: "attempts",
+    kind: Kind::Integer { min: 1, max: 100 },
+    need: Need::Default("5"),
+    change: Change::None,
+    doc: "How many offers are tried before a machine is given up: a create that is refused because the offer is gone, and a \
+          machine that does not become ready, are each one. No offer is tried twice.",
+    example: "3",
+};
+
+/// What may be taken when the offers on the plan's shortlist are used up.
+const REQUOTES: &[Choice] = &[
+    (
+        "within-ceiling",
+        "what is quoted then, under the same requirement and ceiling; the plan says so",
+    ),
+    ("never", "nothing; the step fails"),
+];
+
+pub(super) const REQUOTE: Key = Key {
+    name: "requote",
+    kind: Kind::Choice(REQUOTES),
+    need: Need::Default("within-ceiling"),
+    change: Change::None,
+    doc: "What may be taken when the offers on the plan's shortlist are used up. Offers expire faster than reviews.",
+    example: "\"never\"",
+};
+
+pub(super) const WAIT_FOR_CAPACITY: Key = Key {
+    name: "wait_for_capacity",
+    kind: Kind::Duration,
+    need: Need::Optional("apply does not wait"),
+    doc: "How long `apply` waits and asks again when nothing that fits can be had. It needs `requote`. Meanwhile \
+          nothing is rented for this machine.",
+    example: "\"2h\"",
+    ..KEY
+};
+
+pub(super) const GANG: Key = Key {
+    name: "gang",
+    kind: Kind::Bool,
+    need: Need::Optional("true when its machines serve one pipeline"),
+    doc: "Whether its machines come up all or none: when one cannot be had in time, those of this table that came up \
+          and serve nothing yet are released.",
+    example: "false",
+    ..KEY
+};
+
+pub(super) const GANG_TIMEOUT: Key = Key {
+    name: "gang_timeout",
+    kind: Kind::Duration,
+    need: Need::Optional("`acquire_timeout` of each machine, fail-over included"),
+    doc: "The longest from the first create until all machines of the gang are ready.",
+    example: "\"30m\"",
+    ..KEY
+};

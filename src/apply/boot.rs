@@ -1,0 +1,492 @@
+//! From a machine that exists to one that is ready, and what becomes of one that never is.
+//!
+//! Ready is an agent that answers with facts that it measured and that fit, at a price within the ceiling. A machine that is
+//! dead, too slow or another than claimed is given up: it is written down as one that is to be ended, and the next offer
+//! follows where the plan rents one. A phase has its own deadline where the provider declares one.
+
+use std::time::Duration;
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, Generation, LeaseId};
+use stageline_core::journal::{Launch, Record, Verb};
+use stageline_core::offer::{Facts, broken_claims, side_by_side};
+use stageline_core::plan::{StepId, unfit};
+use stageline_core::resource::{
+    Cause, FailureClass, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec,
+};
+use stageline_core::unit::{MicroDollars, Millis};
+
+use super::doubt::{horizon, of_generation};
+use super::step::{Act, Made, Nudge, Run, Stop, broken, lease_of};
+use crate::machine::{MachineError, Target};
+use crate::provider::{AGENT_PHASE, Machine, MachineStatus, Phase, Provider};
+
+/// Between two looks at a machine that is on its way.
+const POLL: Duration = Duration::from_millis(200);
+
+/// How much of a machine's own output is asked for when it fails.
+const LOG_TAIL: usize = 16 << 10;
+
+/// How many of its last lines are shown, and how much of each.
+const LOG_LINES: usize = 60;
+const LOG_LINE_MAX: usize = 200;
+
+/// What is seen of a machine that is on its way.
+enum Glance {
+    /// Its agent answers, with facts that fit.
+    Ready(Box<LeaseReady>),
+    /// It will never be what was asked for.
+    Failed(Failure),
+    /// The provider knows no such machine, or not yet.
+    Unlisted,
+    /// It is on its way; how far.
+    Pending(Phase),
+}
+
+/// Why a machine is given up.
+pub(super) struct Failure {
+    pub cause: Cause,
+    /// It is the machine's fault: its host is noted.
+    pub noted: bool,
+    /// Another machine may do better.
+    pub moves_on: bool,
+}
+
+impl<'a> Run<'a> {
+    /// Waits until the machine's agent answers with facts that fit. A machine that never gets there is given up, and the
+    /// next offer is tried where this plan rents one.
+    pub(super) async fn await_ready(&self, act: Act<'a>) -> Result<(), Stop> {
+        let lease = lease_of(act.step)?;
+        let Spec::Lease(spec) = self.spec(&act.step.address)? else {
+            return Err(Stop::Refused(broken(format!(
+                "the plan's spec for {lease} is no lease"
+            ))));
+        };
+        let renting = self.renting(act);
+        self.gang_begins(lease);
+        loop {
+            let Some(held) = self.held(lease, act.step.generation) else {
+                let Some(renting) = renting else {
+                    let message =
+                        format!("{lease}: its machine never became ready and has been released");
+                    let cause = Cause::new(FailureClass::Unknown, message)
+                        .hint("this plan rents no other one; plan and apply again");
+                    return Err(Stop::Refused(cause));
+                };
+                self.resolve(renting, lease).await?;
+                if self.held(lease, act.step.generation).is_none() {
+                    self.gang_is_clear(lease).await?;
+                    self.rent(renting, lease).await?;
+                }
+                continue;
+            };
+            self.started(act, None).await?;
+            let start = self.effects.clock.boottime();
+            let failure = match self.wait(act, lease, spec, &held, start).await? {
+                Ok(ready) => return self.is_ready(act, lease, held, ready, start).await,
+                Err(failure) => failure,
+            };
+            let goes_on =
+                failure.moves_on && renting.is_some_and(|renting| self.tries_left(renting, spec));
+            let cause = self.give_up(act, lease, &held, failure, goes_on).await?;
+            if !goes_on {
+                return Err(Stop::Refused(cause));
+            }
+        }
+    }
+
+    /// The step of this plan that rents the machine, if one does.
+    fn renting(&self, act: Act<'a>) -> Option<Act<'a>> {
+        let steps = (0_u32..).zip(&self.plan.steps);
+        let rents = |(id, step): (u32, &'a stageline_core::plan::Step)| {
+            let own = step.address == act.step.address && step.generation == act.step.generation;
+            (own && step.verb == Verb::Acquire).then_some(Act {
+                id: StepId(id),
+                step,
+            })
+        };
+        // It stands right before.
+        let before: Vec<_> = steps.take(act.id.0 as usize).collect();
+        before.into_iter().rev().find_map(rents)
+    }
+
+    async fn is_ready(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        held: LeaseReceipt,
+        ready: LeaseReady,
+        start: Duration,
+    ) -> Result<(), Stop> {
+        self.sweep(act, lease, &held).await?;
+        let receipt = LeaseReceipt {
+            ready: Some(ready),
+            ..held
+        };
+        self.gang_has(lease);
+        if let Some(cause) = self.gang_broken(lease) {
+            let failure = Failure {
+                cause,
+                noted: false,
+                moves_on: false,
+            };
+            let cause = self.give_up(act, lease, &receipt, failure, false).await?;
+            return Err(Stop::Refused(cause));
+        }
+        let made = Made {
+            spec: Some(self.spec(&act.step.address)?.clone()),
+            receipt: Some(Receipt::Lease(Box::new(receipt.clone()))),
+        };
+        self.done(act, made).await?;
+        if let Some(cause) = self.gang_broken(lease) {
+            // While that was written down.
+            self.disband(lease, act.step.generation, &receipt).await?;
+            return Err(Stop::Refused(cause));
+        }
+        self.emit(Event::LeaseReady {
+            lease: lease.clone(),
+            waited: self.since(start),
+        });
+        Ok(())
+    }
+
+    /// Writes down that a machine is to be ended, tells why, and has it ended beside whatever comes next.
+    async fn give_up(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        held: &LeaseReceipt,
+        failure: Failure,
+        goes_on: bool,
+    ) -> Result<Cause, Stop> {
+        let log = self.last_lines(held).await;
+        let hint = if goes_on {
+            "it is being released, so that it costs nothing; the next offer follows"
+        } else {
+            "it is being released, so that it costs nothing; run apply again for a new one"
+        };
+        let Failure { cause, noted, .. } = failure;
+        let cause = match cause.hint {
+            Some(_) => cause,
+            None => cause.hint(hint),
+        };
+        self.leave(lease, act.step.generation, held, &cause, noted)
+            .await?;
+        self.emit(Event::MachineFailed {
+            lease: lease.clone(),
+            machine: held.machine.clone(),
+            cause: cause.clone(),
+            noted,
+            goes_on,
+            log,
+        });
+        Ok(cause)
+    }
+
+    /// Records that a machine is to be ended, and starts to end it.
+    pub(super) async fn leave(
+        &self,
+        lease: &LeaseId,
+        generation: Generation,
+        held: &LeaseReceipt,
+        cause: &Cause,
+        noted: bool,
+    ) -> Result<(), Stop> {
+        let (_, attempt) = held.request_key.try_of();
+        let address = Address::Lease(lease.clone());
+        let record = Record::GaveUp {
+            address: address.clone(),
+            generation,
+            launch: Box::new(self.launch_behind(&address, held)),
+            cause: cause.clone(),
+            noted,
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![record]).await?;
+        self.nudge(Nudge::Leave(lease.clone(), generation, attempt));
+        Ok(())
+    }
+
+    /// The try that made a machine, at the most that it may cost.
+    fn launch_behind(&self, address: &Address, held: &LeaseReceipt) -> Launch {
+        let (_, attempt) = held.request_key.try_of();
+        let ceiling = self.state(|state| {
+            let recorded = state.resources.get(address)?;
+            let Some(Spec::Lease(spec)) = &recorded.spec else {
+                return None;
+            };
+            let mut terms = spec.terms.iter();
+            terms.find(|terms| terms.offer == held.offer)?.ceiling
+        });
+        Launch {
+            attempt,
+            request_key: held.request_key.clone(),
+            provider: held.provider.clone(),
+            provider_kind: held.provider_kind.clone(),
+            account: held.account.clone(),
+            offer: held.offer.clone(),
+            quote: held.quote.clone(),
+            price_per_hour: held.price_per_hour,
+            reservation: ceiling
+                .unwrap_or(held.price_per_hour)
+                .max(held.price_per_hour),
+        }
+    }
+
+    /// One create may make two machines, and the second may be listed when the first is kept already: what is there
+    /// beside a machine that is ready now is released. A blind listing shows no extra, and hides none for long.
+    async fn sweep(&self, act: Act<'a>, lease: &LeaseId, held: &LeaseReceipt) -> Result<(), Stop> {
+        let lineage = self.state(|state| state.genesis.as_ref().map(|genesis| genesis.lineage));
+        let provider = self
+            .effects
+            .providers
+            .get(&held.provider, &held.provider_kind);
+        let (Some(lineage), Ok(provider)) = (lineage, provider) else {
+            return Ok(());
+        };
+        let found = self.find_ours(provider.as_ref(), lease, &lineage).await;
+        let machines = found.unwrap_or_default();
+        let machines = of_generation(machines, act.step.generation);
+        for machine in self.but_leaving(lease, machines) {
+            if machine.id != held.machine {
+                self.release_extra(act, provider, &machine.id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn wait(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        spec: &LeaseSpec,
+        held: &LeaseReceipt,
+        start: Duration,
+    ) -> Result<Result<LeaseReady, Failure>, Stop> {
+        let provider = self
+            .effects
+            .providers
+            .get(&held.provider, &held.provider_kind);
+        let provider = provider.map_err(Stop::Refused)?.as_ref();
+        let limit = spec
+            .acquire_timeout
+            .map_or(provider.traits().acquire_timeout, Millis::duration);
+        let mut told = Duration::ZERO;
+        let (mut known, mut phase_since) = (start, (String::new(), start));
+        loop {
+            if let Some(cause) = self.gang_broken(lease) {
+                return Ok(Err(Failure {
+                    cause,
+                    noted: false,
+                    moves_on: false,
+                }));
+            }
+            let before = self.effects.clock.boottime();
+            let glance = self.glance(provider, lease, spec, held).await;
+            if !matches!(glance, Ok(Glance::Unlisted)) {
+                known = before;
+            }
+            let phase = match glance.map_err(Stop::Refused)? {
+                Glance::Ready(ready) => return Ok(Ok(*ready)),
+                Glance::Failed(failure) => return Ok(Err(failure)),
+                Glance::Unlisted if before.saturating_sub(known) >= horizon(provider.traits()) => {
+                    let why = "the provider does not know it any more";
+                    return Ok(Err(died(lease, held, why)));
+                }
+                Glance::Unlisted => Phase::new("the provider does not list it yet"),
+                Glance::Pending(phase) => phase,
+            };
+            let now = self.effects.clock.boottime();
+            if phase_since.0 != phase.name {
+                phase_since = (phase.name.clone(), now);
+            }
+            let within = provider.traits().within(&phase.name);
+            let within = within.filter(|_| spec.acquire_timeout.is_none());
+            if let Some(within) =
+                within.filter(|within| now.saturating_sub(phase_since.1) >= *within)
+            {
+                let seconds = within.as_secs();
+                let why = format!("it was not beyond this phase within {seconds} s: {phase}");
+                return Ok(Err(died(lease, held, &why)));
+            }
+            let waited = now.saturating_sub(start);
+            if waited >= limit {
+                let why = format!("it was not ready within {} s: {phase}", limit.as_secs());
+                return Ok(Err(died(lease, held, &why)));
+            }
+            if waited >= told {
+                told = waited + Duration::from_secs(1);
+                let (address, verb, waited) =
+                    (act.step.address.clone(), act.step.verb, self.since(start));
+                self.emit(Event::Waiting {
+                    address,
+                    verb,
+                    what: phase.to_string(),
+                    waited,
+                });
+            }
+            self.pause(POLL).await?;
+        }
+    }
+
+    /// One look at a machine that is on its way, and at its agent once it runs.
+    async fn glance(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        spec: &LeaseSpec,
+        held: &LeaseReceipt,
+    ) -> Result<Glance, Cause> {
+        let machine = match provider.describe(&held.machine).await {
+            Ok(Some(machine)) => machine,
+            Ok(None) => return Ok(Glance::Unlisted),
+            Err(blind) => return Ok(Glance::Pending(Phase::new(blind.to_string()))),
+        };
+        match &machine.status {
+            MachineStatus::Dead(why) => return Ok(Glance::Failed(died(lease, held, why))),
+            MachineStatus::Ending => {
+                let phase = "it is being ended by somebody else";
+                return Ok(Glance::Pending(Phase::new(phase)));
+            }
+            MachineStatus::Pending(phase) => return Ok(Glance::Pending(phase.clone())),
+            MachineStatus::Running => {}
+        }
+        let (generation, attempt) = held.request_key.try_of();
+        let target = Target {
+            lease: lease.clone(),
+            endpoint: self
+                .keys()?
+                .endpoint(&self.made_for(lease), generation, attempt),
+            contact: machine.contact.clone(),
+        };
+        let facts = match self.machines()?.status(&target).await {
+            Ok(status) => with_claims(status.facts, &machine.facts),
+            Err(error @ MachineError::Refused { .. }) => {
+                return Ok(Glance::Failed(Failure {
+                    cause: Cause::new(FailureClass::Config, error.to_string()),
+                    noted: false,
+                    moves_on: false,
+                }));
+            }
+            Err(MachineError::Unreachable { .. }) => {
+                return Ok(Glance::Pending(Phase::new(AGENT_PHASE)));
+            }
+        };
+        let claimed = self.claimed(lease, held, &machine);
+        Ok(
+            match gate(lease, spec, held, claimed, &facts, machine.price_per_hour) {
+                Ok(()) => Glance::Ready(Box::new(LeaseReady {
+                    facts: facts.into(),
+                    endpoint: target.endpoint,
+                    contact: target.contact,
+                })),
+                Err(cause) => Glance::Failed(Failure {
+                    cause,
+                    noted: true,
+                    moves_on: true,
+                }),
+            },
+        )
+    }
+
+    /// What was claimed when the machine was chosen; of a fresh quote, what the machine's own record claims.
+    fn claimed<'m>(
+        &'m self,
+        lease: &LeaseId,
+        held: &LeaseReceipt,
+        machine: &'m Machine,
+    ) -> &'m Facts {
+        let terms = self.plan.leases.get(lease);
+        let mut shortlist = terms.into_iter().flat_map(|terms| &terms.shortlist);
+        let chosen = shortlist
+            .find(|choice| choice.quote.provider == held.provider && choice.quote.id == held.quote);
+        chosen.map_or(&machine.facts, |choice| &choice.quote.facts)
+    }
+
+    /// The end of what a machine printed, without what a terminal would obey.
+    async fn last_lines(&self, held: &LeaseReceipt) -> Vec<String> {
+        let provider = self
+            .effects
+            .providers
+            .get(&held.provider, &held.provider_kind);
+        let Ok(provider) = provider else {
+            return Vec::new();
+        };
+        let log = provider.logs(&held.machine, LOG_TAIL).await;
+        let log = log.unwrap_or_default();
+        let text = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = text.trim().lines().collect();
+        let from = lines.len().saturating_sub(LOG_LINES);
+        let shown = lines[from..].iter().map(|line| {
+            let plain = line.chars().filter(|c| !c.is_control());
+            plain.take(LOG_LINE_MAX).collect()
+        });
+        shown.collect()
+    }
+}
+
+fn died(lease: &LeaseId, held: &LeaseReceipt, why: &str) -> Failure {
+    let machine = &held.machine;
+    Failure {
+        cause: Cause::new(
+            FailureClass::Unknown,
+            format!("{lease}: machine `{machine}` failed: {why}"),
+        ),
+        noted: true,
+        moves_on: true,
+    }
+}
+
+/// What only the provider can know is its claim: where the machine is, whether it may be taken away, and its own fields.
+fn with_claims(measured: Facts, claimed: &Facts) -> Facts {
+    Facts {
+        region: measured.region.or_else(|| claimed.region.clone()),
+        datacenter: measured.datacenter.or_else(|| claimed.datacenter.clone()),
+        host: measured.host.or_else(|| claimed.host.clone()),
+        spot: measured.spot || claimed.spot,
+        extra: claimed.extra.clone(),
+        ..measured
+    }
+}
+
+/// Measured facts and the billed price against the terms of the provider that sold the machine, which is the planner's
+/// question too, so that what is kept now is kept by the next plan; and against what was claimed.
+fn gate(
+    lease: &LeaseId,
+    spec: &LeaseSpec,
+    held: &LeaseReceipt,
+    claimed: &Facts,
+    facts: &Facts,
+    price: MicroDollars,
+) -> Result<(), Cause> {
+    let ours = spec.terms.iter().filter(|terms| {
+        terms.provider == held.provider && terms.provider_kind == held.provider_kind
+    });
+    let misfits = ours.map(|terms| unfit(terms, spec.memory, Some(facts), price));
+    let misfits = misfits.min_by_key(Vec::len).unwrap_or_default();
+    let claimed = &Facts {
+        // An offer tells all the disk that there is; the machine has what was asked for.
+        disk: claimed.disk.min(spec.disk),
+        ..claimed.clone()
+    };
+    let broken = broken_claims(claimed, facts);
+    let why = if misfits.is_empty() {
+        &broken
+    } else {
+        &misfits
+    };
+    if why.is_empty() {
+        return Ok(());
+    }
+    let what = if misfits.is_empty() {
+        "the machine is not what was claimed"
+    } else {
+        "the machine is not what was asked for"
+    };
+    let mut message = format!("{lease}: {what}: {}", why.join("; "));
+    if !broken.is_empty() {
+        message.push('\n');
+        message.push_str(&side_by_side(claimed, facts));
+    }
+    Err(Cause::new(FailureClass::OfferGone, message))
+}

@@ -1,0 +1,304 @@
+//! Which offer comes next: down the plan's shortlist, then fresh quotes on the same terms, then a wait for some.
+//!
+//! No offer is taken twice, none that a machine of this topology failed on, and none that the terms or the ceiling do not
+//! allow. The choice is a pure function of the core; it goes into the *started* entry of its try.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use stageline_core::event::Event;
+use stageline_core::id::{LeaseId, Name};
+use stageline_core::offer::{Quote, QuoteId, Supply};
+use stageline_core::plan::{Avoid, Choice, Market, Markets, next_offer};
+use stageline_core::resource::{Cause, FailureClass, LeaseSpec, Receipt, Spec};
+use stageline_core::state::{State, Tried};
+use stageline_core::topology::Requote;
+
+use super::step::{Act, Run, Stop, broken};
+
+/// First pause between two questions for something that can be had.
+const ASK_FIRST: Duration = Duration::from_secs(5);
+
+/// Longest pause between two such questions.
+const ASK_LONGEST: Duration = Duration::from_secs(60);
+
+/// The search for one machine.
+struct Hunt<'a> {
+    spec: &'a LeaseSpec,
+    shortlist: &'a [Choice],
+    /// Taken in vain by this search, beside what is recorded.
+    passed: Vec<Tried>,
+    /// Offers that were gone before anything was written down.
+    gone: u32,
+    /// Refused creates of a wait, which do not count: it is bounded by time.
+    uncounted: u32,
+    /// Since when it waits for something that can be had, and the next pause.
+    waiting: Option<(Duration, Duration)>,
+    last: Cause,
+}
+
+impl<'a> Run<'a> {
+    /// Rents a machine. True when its step is recorded as done by that; false when it was found to be there.
+    pub(super) async fn rent(&self, act: Act<'a>, lease: &LeaseId) -> Result<bool, Stop> {
+        let Spec::Lease(spec) = self.spec(&act.step.address)? else {
+            return Err(Stop::Refused(broken(format!(
+                "the plan's spec for {lease} is no lease"
+            ))));
+        };
+        if self.made_for(lease) != *lease {
+            let message = format!(
+                "{lease}: its machine was made as {} and is being released",
+                self.made_for(lease)
+            );
+            let cause = Cause::new(FailureClass::OfferGone, message);
+            return Err(Stop::Refused(cause.hint(
+                "a new one is rented by the next apply, once it is proven gone",
+            )));
+        }
+        let terms = self.plan.leases.get(lease);
+        let mut hunt = Hunt {
+            spec,
+            shortlist: terms
+                .map(|terms| terms.shortlist.as_slice())
+                .unwrap_or_default(),
+            passed: Vec::new(),
+            gone: 0,
+            uncounted: 0,
+            waiting: None,
+            last: Cause::new(
+                FailureClass::OfferGone,
+                format!("{lease}: nothing that fits can be had now"),
+            )
+            .hint("run plan and apply again; `wait_for_capacity` of the lease makes apply wait"),
+        };
+        let mut refused: Option<Cause> = None;
+        loop {
+            self.gang_holds(lease)?;
+            let next = self.next(act, lease, &mut hunt).await?;
+            let Some((choice, requoted)) = next else {
+                return Err(Stop::Refused(hunt.last));
+            };
+            if let Some(cause) = refused.take() {
+                self.emit(Event::StepRefused {
+                    address: act.step.address.clone(),
+                    generation: act.step.generation,
+                    verb: act.step.verb,
+                    cause,
+                    goes_on: true,
+                });
+            }
+            let before = self.last_attempt(act);
+            match self.launch(act, lease, spec, &choice, requoted).await {
+                Ok(()) => return Ok(true),
+                Err(Stop::Refused(cause)) if cause.class.moves_on() => {
+                    let sent = self.last_attempt(act) != before;
+                    hunt.refused(&choice, sent);
+                    hunt.last = cause.clone();
+                    refused = Some(cause);
+                }
+                // Once the doubt is closed without a machine, the same offer may be tried under a new key.
+                Err(Stop::InDoubt(cause)) if self.doubts(lease, act.step.generation).is_some() => {
+                    self.resolve(act, lease).await?;
+                    if self.held(lease, act.step.generation).is_some() {
+                        return Ok(false);
+                    }
+                    hunt.last = cause;
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
+    }
+
+    fn last_attempt(&self, act: Act<'a>) -> u32 {
+        self.state(|state| {
+            let recorded = state.resources.get(&act.step.address);
+            let same = recorded.filter(|recorded| recorded.generation == act.step.generation);
+            same.map_or(0, |recorded| recorded.last_attempt.0)
+        })
+    }
+
+    /// Tries of earlier runs in this generation.
+    fn before(&self, act: Act<'a>) -> u32 {
+        let before = self.before.get(&act.step.address);
+        let same = before.filter(|(generation, _)| *generation == act.step.generation);
+        same.map_or(0, |(_, last)| last.0)
+    }
+
+    /// Whether this lease may have another try.
+    pub(super) fn tries_left(&self, act: Act<'a>, spec: &LeaseSpec) -> bool {
+        self.last_attempt(act) - self.before(act) < spec.attempts
+    }
+
+    /// What is tried next, and whether it is a fresh quote.
+    async fn next(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        hunt: &mut Hunt<'a>,
+    ) -> Result<Option<(Choice, bool)>, Stop> {
+        loop {
+            let sent = self.last_attempt(act) - self.before(act);
+            let tries = (sent + hunt.gone).saturating_sub(hunt.uncounted);
+            if tries >= hunt.spec.attempts {
+                hunt.last.hint = Some(format!(
+                    "{tries} offers were tried, `attempts` allows {}; raise it, or run apply again",
+                    hunt.spec.attempts
+                ));
+                return Ok(None);
+            }
+            if let Some(choice) = self.listed(act, hunt) {
+                return Ok(Some((choice, false)));
+            }
+            if let Some(choice) = self.requote(act, hunt).await? {
+                return Ok(Some((choice, true)));
+            }
+            if !self.wait_for_offer(act, lease, hunt).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next of the shortlist that nothing speaks against.
+    fn listed(&self, act: Act<'a>, hunt: &Hunt<'a>) -> Option<Choice> {
+        self.state(|state| {
+            let avoid = hunt.avoid(state, act, self.before(act), self.effects.clock.now());
+            let mut left = hunt.shortlist.iter();
+            left.find(|choice| !avoid.bars(&choice.quote) && !taken(state, &choice.quote))
+                .cloned()
+        })
+    }
+
+    /// The best of what is quoted now, under the same requirement and ceiling.
+    async fn requote(&self, act: Act<'a>, hunt: &Hunt<'a>) -> Result<Option<Choice>, Stop> {
+        let markets = self.markets(hunt.spec).await;
+        Ok(self.state(|state| {
+            let avoid = hunt.avoid(state, act, self.before(act), self.effects.clock.now());
+            let mut left = markets;
+            for market in left.values_mut() {
+                if let Ok(quotes) = &mut market.quotes {
+                    quotes.retain(|quote| !taken(state, quote));
+                }
+            }
+            next_offer(hunt.spec, &avoid, &left)
+        }))
+    }
+
+    /// What the providers that may be asked for fresh quotes sell now.
+    async fn markets(&self, spec: &LeaseSpec) -> Markets {
+        let allowed = spec.terms.iter();
+        let allowed = allowed.filter(|terms| terms.requote == Requote::WithinCeiling);
+        let mut markets: Markets = BTreeMap::new();
+        for terms in allowed {
+            let (name, kind) = (&terms.provider, &terms.provider_kind);
+            let Ok(provider) = self.effects.providers.get(name, kind) else {
+                continue;
+            };
+            let more = provider.search(&terms.requirement, spec.disk).await;
+            let market = markets.entry(name.clone()).or_insert_with(|| Market {
+                kind: kind.clone(),
+                free: provider.traits().free,
+                quotes: Ok(Vec::new()),
+            });
+            // One answer that cannot be trusted says nothing about another one.
+            if let (Ok(quotes), Ok(more)) = (&mut market.quotes, more) {
+                let known: BTreeSet<QuoteId> = quotes.iter().map(|q| q.id.clone()).collect();
+                quotes.extend(more.into_iter().filter(|quote| !known.contains(&quote.id)));
+            }
+        }
+        markets
+    }
+
+    /// Pauses before the next question; false when there is nothing to wait for or the time is up.
+    async fn wait_for_offer(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        hunt: &mut Hunt<'a>,
+    ) -> Result<bool, Stop> {
+        let mut terms = hunt.spec.terms.iter();
+        let fresh = terms.any(|terms| terms.requote == Requote::WithinCeiling);
+        let Some(limit) = hunt.spec.wait_for_capacity.filter(|_| fresh) else {
+            return Ok(false);
+        };
+        let now = self.effects.clock.boottime();
+        let (since, pause) = hunt.waiting.unwrap_or((now, ASK_FIRST));
+        let left = limit.duration().saturating_sub(now.saturating_sub(since));
+        if left.is_zero() {
+            let message = format!("{lease}: nothing that fits could be had within {limit}");
+            hunt.last = Cause::new(FailureClass::Capacity, message)
+                .hint("raise `wait_for_capacity` or the ceiling, add an offer, or run apply again");
+            return Ok(false);
+        }
+        self.emit(Event::Waiting {
+            address: act.step.address.clone(),
+            verb: act.step.verb,
+            what: format!("nothing that fits can be had; asked again for {limit} at most"),
+            waited: self.since(since),
+        });
+        // In slices, so that a gang that fails is noticed.
+        let until = now + pause.min(left);
+        while self.effects.clock.boottime() < until {
+            let rest = until.saturating_sub(self.effects.clock.boottime());
+            self.pause(rest.min(ASK_FIRST)).await?;
+            self.gang_holds(lease)?;
+        }
+        hunt.waiting = Some((since, (pause * 2).min(ASK_LONGEST)));
+        // What was sold out then may be had now.
+        hunt.passed.clear();
+        Ok(true)
+    }
+}
+
+impl Hunt<'_> {
+    fn refused(&mut self, choice: &Choice, sent: bool) {
+        self.passed.push(Tried {
+            provider: choice.quote.provider.clone(),
+            quote: choice.quote.id.clone(),
+            made: false,
+        });
+        match (sent, self.waiting.is_some()) {
+            (true, true) => self.uncounted += 1,
+            (false, false) => self.gone += 1,
+            (true, false) | (false, true) => {}
+        }
+    }
+
+    /// What this run does not take again. A wait forgets what was refused before it, never what failed.
+    fn avoid<'s>(
+        &'s self,
+        state: &'s State,
+        act: Act<'_>,
+        before: u32,
+        now: stageline_core::unit::Timestamp,
+    ) -> Avoid<'s> {
+        let recorded = state.resources.get(&act.step.address);
+        let recorded = recorded.filter(|recorded| recorded.generation == act.step.generation);
+        let tried = recorded.into_iter().flat_map(|r| &r.tried);
+        let tried = tried.filter(|(attempt, _)| attempt.0 > before);
+        let waits = self.waiting.is_some();
+        let tried = tried.map(|(_, tried)| tried);
+        Avoid::noted(state.bad_at(now))
+            .and(tried.filter(move |tried| tried.made || !waits))
+            .and(&self.passed)
+    }
+}
+
+/// Whether another lease of ours holds this ask, or tries to.
+fn taken(state: &State, quote: &Quote) -> bool {
+    let is = |provider: &Name, id: &QuoteId| *provider == quote.provider && *id == quote.id;
+    quote.supply == Supply::One
+        && state.resources.values().any(|recorded| {
+            let held = match &recorded.receipt {
+                Some(Receipt::Lease(held)) => is(&held.provider, &held.quote),
+                Some(
+                    Receipt::Delivery(_)
+                    | Receipt::Stage(_)
+                    | Receipt::Pipeline(_)
+                    | Receipt::Exposure(_),
+                )
+                | None => false,
+            };
+            let mut open = recorded.attempts.values();
+            held || open.any(|open| is(&open.launch.provider, &open.launch.quote))
+        })
+}

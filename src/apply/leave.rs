@@ -1,0 +1,135 @@
+//! Ends machines that were given up, beside whatever the run does meanwhile, and proves it.
+//!
+//! Such a machine is an open try in the state: it counts against every cap until a complete listing has it no more. What
+//! cannot be proven within the bound is in doubt, and the next command that may write goes on with it.
+
+use std::time::Duration;
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, Attempt, Generation, LeaseId};
+use stageline_core::journal::Record;
+use stageline_core::resource::LeaseReceipt;
+
+use super::doubt::blind;
+use super::release::{GONE_WITHIN, REFUSED_AFTER, survives};
+use super::step::{Run, Stop};
+use crate::provider::{Machine, Released};
+
+/// First and longest pause between two looks.
+const POLL: Duration = Duration::from_millis(500);
+const POLL_LONGEST: Duration = Duration::from_secs(5);
+
+impl Run<'_> {
+    /// Every machine that was given up and is not proven gone.
+    pub(super) fn all_leaving(&self) -> Vec<(LeaseId, Generation, Attempt)> {
+        self.state(|state| {
+            let mut all = Vec::new();
+            for (address, recorded) in &state.resources {
+                let Address::Lease(lease) = address else {
+                    continue;
+                };
+                let leaving = recorded.attempts.iter();
+                let leaving = leaving.filter(|(_, open)| open.leaving.is_some());
+                all.extend(
+                    leaving.map(|(attempt, _)| (lease.clone(), recorded.generation, *attempt)),
+                );
+            }
+            all
+        })
+    }
+
+    /// Machines without those that were given up.
+    pub(super) fn but_leaving(&self, lease: &LeaseId, mut machines: Vec<Machine>) -> Vec<Machine> {
+        self.state(|state| {
+            let Some(recorded) = state.resources.get(&Address::Lease(lease.clone())) else {
+                return;
+            };
+            let leaving = recorded.attempts.values();
+            let leaving: Vec<_> = leaving
+                .filter_map(|open| open.leaving.as_ref())
+                .map(|receipt| &receipt.machine)
+                .collect();
+            machines.retain(|machine| !leaving.contains(&&machine.id));
+        });
+        machines
+    }
+
+    fn leaving(
+        &self,
+        lease: &LeaseId,
+        generation: Generation,
+        attempt: Attempt,
+    ) -> Option<LeaseReceipt> {
+        self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
+            let same = (recorded.generation == generation).then_some(recorded)?;
+            same.attempts.get(&attempt)?.leaving.as_deref().cloned()
+        })
+    }
+
+    /// Releases one machine that was given up until the listing proves it gone.
+    pub(super) async fn see_off(
+        &self,
+        lease: &LeaseId,
+        generation: Generation,
+        attempt: Attempt,
+    ) -> Result<(), Stop> {
+        let Some(receipt) = self.leaving(lease, generation, attempt) else {
+            return Ok(());
+        };
+        let provider = self
+            .effects
+            .providers
+            .get(&receipt.provider, &receipt.provider_kind)
+            .map_err(Stop::InDoubt)?;
+        let lineage = self.state(|state| state.genesis.as_ref().map(|genesis| genesis.lineage));
+        let Some(lineage) = lineage else {
+            return Ok(());
+        };
+        let address = Address::Lease(lease.clone());
+        let quiet = self.unlisted(provider, Some(&receipt));
+        let start = self.effects.clock.boottime();
+        let mut pause = POLL;
+        loop {
+            let watched = self.effects.clock.boottime().saturating_sub(start);
+            let mut trouble = match provider.release(&receipt.machine).await {
+                Ok(Released::Accepted | Released::Unknown) => None,
+                Err(cause) => Some(cause),
+            };
+            match self.find_ours(provider.as_ref(), lease, &lineage).await {
+                Err(error) => trouble = Some(blind(&error.cause)),
+                Ok(machines) => {
+                    let listed = machines.iter().any(|machine| machine.id == receipt.machine);
+                    if !listed && trouble.is_none() && watched >= quiet {
+                        break;
+                    }
+                }
+            }
+            let limit = if trouble.is_some() {
+                REFUSED_AFTER
+            } else {
+                GONE_WITHIN
+            };
+            if watched >= limit.duration() + quiet {
+                return Err(Stop::InDoubt(survives(lease, provider.kind(), trouble)));
+            }
+            self.pause(pause).await?;
+            pause = (pause * 2).min(POLL_LONGEST);
+        }
+        let absent = Record::Absent {
+            address: address.clone(),
+            generation,
+            attempt,
+            at: self.effects.clock.now(),
+        };
+        // A release of the whole lease may have closed it meanwhile.
+        if self.leaving(lease, generation, attempt).is_some() {
+            self.journal.append(vec![absent]).await?;
+            self.emit(Event::ExtraReleased {
+                address,
+                machine: receipt.machine,
+            });
+        }
+        Ok(())
+    }
+}
