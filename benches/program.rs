@@ -113,6 +113,7 @@ fn records(text: &str) -> Vec<[Record; 2]> {
             request_key: key,
             price_per_hour: MicroDollars::ZERO,
             created_at: at,
+            place: stageline_core::offer::Place::default(),
             ready: Some(LeaseReady {
                 facts: Facts {
                     os: "linux".to_owned(),

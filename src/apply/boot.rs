@@ -397,7 +397,7 @@ impl<'a> Run<'a> {
         machine: &'m Machine,
     ) -> &'m Facts {
         let terms = self.plan.leases.get(lease);
-        let mut shortlist = terms.into_iter().flat_map(|terms| &terms.shortlist);
+        let mut shortlist = terms.into_iter().flat_map(|terms| terms.shortlist.iter());
         let chosen = shortlist
             .find(|choice| choice.quote.provider == held.provider && choice.quote.id == held.quote);
         chosen.map_or(&machine.facts, |choice| &choice.quote.facts)

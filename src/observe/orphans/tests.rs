@@ -87,6 +87,7 @@ fn with(lineage: Lineage, machine: &MachineId) -> State {
         request_key: key(lineage, "lease.gpu[0]", 1),
         account: None,
         price_per_hour: PRICE,
+        place: stageline_core::offer::Place::default(),
         created_at: Timestamp::UNIX_EPOCH,
         ready: None,
     };
@@ -98,6 +99,7 @@ fn with(lineage: Lineage, machine: &MachineId) -> State {
         attempts: std::collections::BTreeMap::new(),
         last_attempt: Attempt(1),
         tried_since: None,
+        tried: std::collections::BTreeMap::new(),
         billed: None,
         made_for: None,
     };
@@ -223,6 +225,8 @@ async fn a_try_on_record_is_no_orphan_and_one_given_up_is_told() {
         at: Timestamp::UNIX_EPOCH,
         cause: None,
         counted_since: None,
+        leaving: None,
+        billed: None,
     };
     let mut begun = with(OURS, &"elsewhere".parse().expect("an id"));
     let (_, recorded) = begun.resources.first_key_value().expect("it has a lease");
