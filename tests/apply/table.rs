@@ -135,31 +135,31 @@ fn of_creates() -> Vec<Row> {
         (Fault::CreateWrongCount(3), create(Done, Done)),
         (Fault::ListLag(2 * MINUTE), create(Done, Done)),
         (Fault::GetLag(2 * MINUTE), create(Done, Done)),
-        (Fault::BootNever, create(Stops, Stops)),
+        (Fault::BootNever, create(Done, Stops)),
         (Fault::BootSlow(15 * MINUTE), create(Done, Done)),
         (
             Fault::BootDies(MINUTE / 30, "OCI error".to_owned()),
-            create(Stops, Stops),
+            create(Done, Stops),
         ),
-        (Fault::BootWrongFacts(small()), create(Stops, Stops)),
-        (Fault::AgentMute, create(Stops, Stops)),
+        (Fault::BootWrongFacts(small()), create(Done, Stops)),
+        (Fault::AgentMute, create(Done, Stops)),
         (Fault::AddressMissing, create(Done, Done)),
         (Fault::OfferGone, create(Done, Stops)),
         (Fault::CapacityGone, create(Done, Stops)),
-        (Fault::PricePerMille(20_000), create(Stops, Stops)),
+        (Fault::PricePerMille(20_000), create(Done, Stops)),
         (Fault::PricePerMille(1_010), create(Done, Done)),
         (
             Fault::PriceLater(MINUTE, MicroDollars(900_000)),
             create(Done, Done),
         ),
-        (Fault::Preempt(MINUTE / 30), create(Stops, Stops)),
+        (Fault::Preempt(MINUTE / 30), create(Done, Stops)),
         (
             Fault::HostOffline(MINUTE / 60, 2 * MINUTE),
             create(Done, Done),
         ),
         (Fault::ServerClockOff(-7200), create(Done, Done)),
         (Fault::ServerClockOff(7200), create(Done, Done)),
-        (Fault::CreateOtherMachine(small()), create(Stops, Stops)),
+        (Fault::CreateOtherMachine(small()), create(Done, Stops)),
     ]
 }
 
