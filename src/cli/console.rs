@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use stageline_core::diagnostic::{Diagnostic, Severity};
-use stageline_core::render::{Level, View, diagnostics};
+use stageline_core::render::{Level, View, beside, diagnostics};
 use stageline_core::topology::SourceFile;
 
 use super::{Exit, Failure, Global, LogFormat, When};
@@ -25,6 +25,8 @@ pub(crate) struct Console {
     pub color_err: bool,
     /// Columns.
     pub width: usize,
+    /// Stdout is a terminal.
+    pub terminal: bool,
     /// Stderr is a terminal, so that something can move on it.
     pub lively: bool,
     /// Both ends of a question are there.
@@ -49,6 +51,7 @@ impl Console {
             color: color(out),
             color_err: color(err),
             width: width(out, err),
+            terminal: out,
             lively: err && global.log_format == LogFormat::Text,
             can_ask: io::stdin().is_terminal() && err,
             level: i32::from(global.verbose) - i32::from(global.quiet),
@@ -67,6 +70,17 @@ impl Console {
             width: self.width,
             color: self.color,
         }
+    }
+
+    /// A line of a list: a lead, `columns` wide, and text that is wrapped beside it on a terminal. Elsewhere a line stays
+    /// one, so that it can be searched.
+    pub fn row(&self, lead: &str, columns: usize, text: &str) -> String {
+        let width = if self.terminal {
+            self.width
+        } else {
+            usize::MAX
+        };
+        beside(lead, columns, text, width)
     }
 
     /// Writes data. A reader that went away (`| head`) is no fault.

@@ -51,7 +51,7 @@ impl Leases {
         } else if lines.is_empty() {
             console.say(&format!("`{}` holds no machine and never did", place.name));
         } else {
-            let mut text = table(&lines);
+            let mut text = table(&lines, console);
             for (machine, disowned) in &state.disowned {
                 text.push_str(&format!(
                     "machine {machine} was taken out of the state at {:.0}, was {}, {}/h: it may go on billing\n",
@@ -108,7 +108,7 @@ fn ended(lease: &EndedLease) -> Line {
     }
 }
 
-fn table(lines: &[Line]) -> String {
+fn table(lines: &[Line], console: &Console) -> String {
     let mut text = String::new();
     let width = lines
         .iter()
@@ -118,13 +118,14 @@ fn table(lines: &[Line]) -> String {
     for line in lines {
         let machine = line.machine.as_deref().unwrap_or("-");
         let lease = line.lease.to_string();
-        text.push_str(&format!(
-            "{lease:width$}  {machine}  {}  {}/h  {}{}\n",
+        let detail = format!(
+            "{machine}  {}  {}/h  {}{}",
             line.provider,
             line.price_per_hour,
             line.status,
             spent(line)
-        ));
+        );
+        text.push_str(&console.row(&format!("{lease:width$}  "), width + 2, &detail));
     }
     text
 }

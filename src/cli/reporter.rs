@@ -450,6 +450,7 @@ mod tests {
             color: false,
             color_err: false,
             width: 80,
+            terminal: true,
             lively: true,
             can_ask: false,
             level: 0,

@@ -338,7 +338,7 @@ fn exposure(
 fn text(report: &Report, console: &Console) -> String {
     if report.resources.is_empty() {
         let nothing = format!("{}: nothing is deployed\n", report.topology);
-        return nothing + &avoided(&report.avoided);
+        return nothing + &avoided(&report.avoided, console);
     }
     let width = report
         .resources
@@ -371,17 +371,16 @@ fn text(report: &Report, console: &Console) -> String {
             }
             Some(_) | None => String::new(),
         };
-        text.push_str(&format!(
-            "{address:width$}  {mark}  {}{spent}\n",
-            line.detail
-        ));
+        let lead = format!("{address:width$}  {mark}  ");
+        let detail = format!("{}{spent}", line.detail);
+        text.push_str(&console.row(&lead, width + 11, &detail));
     }
     for hint in report
         .resources
         .iter()
         .filter_map(|line| line.hint.as_ref())
     {
-        text.push_str(&format!("hint: {hint}\n"));
+        text.push_str(&console.row("hint: ", 6, hint));
     }
     text.push_str(&format!("{} per hour\n", report.per_hour));
     if let Some(total) = money::total(&report.spent) {
@@ -390,21 +389,22 @@ fn text(report: &Report, console: &Console) -> String {
     if let Some(lock) = &report.at_work {
         text.push_str(&format!("{lock}\n"));
     }
-    text + &avoided(&report.avoided)
+    text + &avoided(&report.avoided, console)
 }
 
 /// Where machines failed.
-fn avoided(bad: &[BadHost]) -> String {
+fn avoided(bad: &[BadHost], console: &Console) -> String {
     let lines = bad.iter().map(|bad| {
         let what = match &bad.host {
             Some(host) => format!("host {host}"),
             None => format!("offer {}", bad.quote),
         };
         let why = bad.why.lines().next().unwrap_or_default();
-        format!(
-            "avoided until a week after {:.0}: {what} of provider {}: {why}; `stageline plan --replace {}` sets that aside\n",
+        let text = format!(
+            "until a week after {:.0}: {what} of provider {}: {why}; `stageline plan --replace {}` sets that aside",
             bad.at, bad.provider, bad.lease
-        )
+        );
+        console.row("avoided ", 8, &text)
     });
     lines.collect()
 }

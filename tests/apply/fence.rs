@@ -437,6 +437,57 @@ fn an_interrupt_ends_the_run_soon_and_loses_nothing() {
     }
 }
 
+/// The user interrupts while a provider takes a minute for its answer: the call is cut, and what it did is found later.
+#[test]
+fn an_interrupt_cuts_a_call_that_is_under_way() {
+    for verb in [Verb::Create, Verb::Find, Verb::Describe, Verb::Release] {
+        let world = World::new();
+        let job = if verb == Verb::Release {
+            world.apply(TWO);
+            Job::Destroy
+        } else {
+            apply_job()
+        };
+        let slow = Fault::Slow(Duration::from_secs(60));
+        let mut faults = FaultTable::none().on(verb, When::Always, slow);
+        if verb == Verb::Find {
+            // Nobody looks for what is not in doubt.
+            faults = faults.on(Verb::Create, When::Always, Fault::CreateErrorAfterCommit);
+        }
+        world.faults(faults);
+        let (begun, when) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let mut tool = Tool::new();
+        let started = begun.clone();
+        tool.watcher = Arc::new(move |event| {
+            if let Event::StepStarted { .. } = event {
+                started.store(true, Ordering::SeqCst);
+            }
+        });
+        tool.hook = Arc::new({
+            let (token, clock, when) = (tool.interrupt.clone(), world.clock.clone(), when.clone());
+            move |point| {
+                if point.verb == verb && begun.load(Ordering::SeqCst) {
+                    token.cancel();
+                    let mut when = when.lock().expect("no panic");
+                    when.get_or_insert_with(|| clock.boottime());
+                }
+                ControlFlow::Continue(())
+            }
+        });
+        let report = world.run(&tool, &job).expect("it lives");
+        let report = report.expect("it runs");
+        let sent = when.lock().expect("no panic").expect("a call was met");
+        let took = world.clock.boottime() - sent;
+        assert!(took <= Duration::from_secs(2), "{verb:?}: {took:?}");
+        assert!(report.summary.interrupted, "{:#?}", report.summary);
+        world.check_books();
+        world.faults(FaultTable::none());
+        world.check_settled(TWO, &world.apply(TWO));
+        assert_eq!(world.ours().len(), 2, "{verb:?}");
+        world.check_gone(&world.destroy());
+    }
+}
+
 /// A token that has fired before the run begins: nothing is done at all.
 #[test]
 fn an_interrupt_before_the_first_step_lets_none_begin() {

@@ -10,4 +10,4 @@ pub mod plan;
 pub mod state;
 
 pub use diagnostic::{diagnostics, diagnostics_json};
-pub use page::{Level, View};
+pub use page::{Level, View, beside};

@@ -134,6 +134,21 @@ impl Page {
     }
 }
 
+/// A line of which `lead`, `columns` wide, stands first, and whose text is wrapped beside it; half the width is left for text.
+pub fn beside(lead: &str, columns: usize, text: &str, width: usize) -> String {
+    if columns + text.chars().count() <= width {
+        return format!("{lead}{text}\n");
+    }
+    let mut page = Page::new(&View {
+        level: Level::Changes,
+        width,
+        color: false,
+    });
+    page.text.push_str(lead);
+    page.wrapped(columns, columns.min(page.view.width / 2), text);
+    page.finish()
+}
+
 fn push_spaces(text: &mut String, count: usize) {
     for _ in 0..count {
         text.push(' ');
