@@ -13,7 +13,7 @@ use stageline_core::resource::LeaseReceipt;
 use super::doubt::blind;
 use super::release::{GONE_WITHIN, REFUSED_AFTER, survives};
 use super::step::{Run, Stop};
-use crate::provider::{Machine, Released};
+use crate::provider::Machine;
 
 /// First and longest pause between two looks.
 const POLL: Duration = Duration::from_millis(500);
@@ -92,10 +92,7 @@ impl Run<'_> {
         let mut pause = POLL;
         loop {
             let watched = self.effects.clock.boottime().saturating_sub(start);
-            let mut trouble = match provider.release(&receipt.machine).await {
-                Ok(Released::Accepted | Released::Unknown) => None,
-                Err(cause) => Some(cause),
-            };
+            let mut trouble = provider.release(&receipt.machine).await.err();
             match self.find_ours(provider.as_ref(), lease, &lineage).await {
                 Err(error) => trouble = Some(blind(&error.cause)),
                 Ok(machines) => {

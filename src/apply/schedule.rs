@@ -14,6 +14,7 @@ use stageline_core::id::{Address, Attempt, Generation, LeaseId};
 use stageline_core::journal::Verb;
 use stageline_core::plan::{Plan, StepId};
 use stageline_core::state::State;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::gang::gangs;
 use super::step::{Act, Made, Nudge, Run, Stop};
@@ -28,25 +29,8 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
             ..Summary::default()
         };
     }
-    let (nudges, mut nudged) = tokio::sync::mpsc::unbounded_channel();
-    let run = Run {
-        plan,
-        changes: plan
-            .changes
-            .iter()
-            .map(|change| (&change.address, change))
-            .collect(),
-        journal,
-        effects,
-        options,
-        reserving: RefCell::default(),
-        sightings: RefCell::default(),
-        halt: options.interrupt.child_token(),
-        gangs: RefCell::new(gangs(plan)),
-        parked: Cell::new(0),
-        before: journal.with_state(last_attempts),
-        nudges,
-    };
+    let (nudges, mut nudged) = unbounded_channel();
+    let run = begin(plan, journal, effects, options, nudges);
     let mut board = Board::new(plan, &still_done(&run));
     let mut running = FuturesUnordered::new();
     let (mut steps, mut deadline) = (0_usize, None);
@@ -101,6 +85,34 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
     }
     drop(running);
     board.summary(plan)
+}
+
+/// A run of which nothing is done yet.
+fn begin<'a>(
+    plan: &'a Plan,
+    journal: &'a Journal,
+    effects: &'a Effects,
+    options: &'a Options,
+    nudges: UnboundedSender<Nudge>,
+) -> Run<'a> {
+    Run {
+        plan,
+        changes: plan
+            .changes
+            .iter()
+            .map(|change| (&change.address, change))
+            .collect(),
+        journal,
+        effects,
+        options,
+        reserving: RefCell::default(),
+        sightings: RefCell::default(),
+        halt: options.interrupt.child_token(),
+        gangs: RefCell::new(gangs(plan)),
+        parked: Cell::new(0),
+        before: journal.with_state(last_attempts),
+        nudges,
+    }
 }
 
 /// What the loop owns.

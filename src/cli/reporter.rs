@@ -167,52 +167,36 @@ impl Shared {
 
     /// What is worth a line of its own.
     fn line(&self, event: &Event) -> Option<String> {
-        let paint = |code: &str, text: &str| self.console.paint(code, text);
         match event {
             Event::StepDone { address, verb, took, .. } => {
                 quiet(*verb).then(|| format!("{address}: {} ({})", past(*verb), rounded(*took)))
             }
             Event::StepRefused { address, verb, cause, goes_on, .. } => {
-                let label = paint("1;31", "failed");
                 let next = if *goes_on { " (the next offer follows)" } else { "" };
                 let hint = cause.hint.clone().or_else(|| where_to_look(address));
-                let hint = hint.map(|hint| format!("\nhint: {hint}"));
-                Some(format!(
-                    "{address}: {} {label}: {}{next}{}",
-                    verb.doing(),
-                    cause.message,
-                    hint.unwrap_or_default()
-                ))
+                let label = self.console.paint("1;31", "failed");
+                let head = format!("{address}: {} {label}", verb.doing());
+                Some(format!("{head}: {}{next}{}", cause.message, hinted(hint.as_ref())))
             }
             Event::StepInDoubt { address, verb, cause, .. } => {
-                let label = paint("1;33", "in doubt");
-                let hint = cause.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
-                Some(format!(
-                    "{address}: {} is {label}: {}{}",
-                    verb.doing(),
-                    cause.message,
-                    hint.unwrap_or_default()
-                ))
+                let label = self.console.paint("1;33", "in doubt");
+                let head = format!("{address}: {} is {label}", verb.doing());
+                Some(format!("{head}: {}{}", cause.message, hinted(cause.hint.as_ref())))
             }
             Event::LeaseUp { lease, machine, price_per_hour } => {
                 Some(format!("{lease}: machine {machine} is up, {price_per_hour} per hour"))
             }
             Event::MachineFailed { machine, cause, noted, goes_on, log, .. } => {
-                let label = paint("1;31", "gave up");
-                let log = match log.len() {
-                    0 => String::new(),
-                    n => format!("\n  its last {n} lines:\n  | {}", log.join("\n  | ")),
-                };
-                let noted = if *noted {
-                    "\n  its host is noted: no plan of this topology takes it for a week"
-                } else {
-                    ""
-                };
+                let label = self.console.paint("1;31", "gave up");
+                let mut text = cause.message.clone();
+                if !log.is_empty() {
+                    text += &format!("\n  its last {} lines:\n  | {}", log.len(), log.join("\n  | "));
+                }
+                if *noted {
+                    text += "\n  its host is noted: no plan of this topology takes it for a week";
+                }
                 let next = if *goes_on { "; the next offer follows" } else { "" };
-                Some(format!(
-                    "{}{log}{noted}\n  {label} machine {machine}: it is being released{next}",
-                    cause.message
-                ))
+                Some(format!("{text}\n  {label} machine {machine}: it is being released{next}"))
             }
             Event::Settling { address, attempt, until } => Some(format!(
                 "{address}: try {attempt} is unresolved and may bill; watching the provider's listing until {until:.0}"
@@ -251,6 +235,12 @@ impl Shared {
             | Event::RunEnded { .. } => None,
         }
     }
+}
+
+/// A hint has a line of its own.
+fn hinted(hint: Option<&String>) -> String {
+    hint.map(|hint| format!("\nhint: {hint}"))
+        .unwrap_or_default()
 }
 
 /// How far something is.

@@ -9,7 +9,7 @@ use stageline::ambient::Clock;
 use stageline::core::event::Event;
 use stageline::core::journal::Verb as StepVerb;
 use stageline::core::offer::{Facts, Gpu, Supply};
-use stageline::core::resource::FailureClass;
+use stageline::core::resource::{Cause, FailureClass};
 use stageline::core::unit::{Bytes, MicroDollars};
 use stageline::provider::PhaseLimit;
 use stageline::provider::sim::{AccountSpec, Fault, FaultTable, Shape, Side, Verb, When};
@@ -360,16 +360,22 @@ fn a_phase_has_its_own_deadline() {
     assert_eq!(world.sim.machines().len(), 1);
 }
 
+/// Why the first machine that failed was given up, and what it printed last.
+fn first_failure(report: &Report) -> Option<(&Cause, &Vec<String>)> {
+    report.events.iter().find_map(|event| {
+        let Event::MachineFailed { cause, log, .. } = event else {
+            return None;
+        };
+        Some((cause, log))
+    })
+}
+
 #[test]
 fn a_dead_machine_is_noticed_within_two_looks() {
     let world = World::with(asks(2));
     world.faults(FaultTable::none().on(Verb::Create, When::Nth(1), dies()));
     let report = world.apply(&text(1, ""));
-    let failed = report.events.iter().find_map(|event| match event {
-        Event::MachineFailed { log, cause, .. } => Some((log, cause)),
-        _ => None,
-    });
-    let (log, cause) = failed.expect("it fails");
+    let (cause, log) = first_failure(&report).expect("it fails");
     assert!(log[0].contains("simulated output"), "its log is shown");
     assert!(cause.message.contains("OCI error"), "{cause}");
     let calls = world.sim.calls();
@@ -402,11 +408,8 @@ fn claim_and_measurement_are_told_side_by_side() {
     world.faults(FaultTable::none().on(Verb::Create, When::Nth(1), wrong));
     // Nothing is required of the machine, but what is paid for must be there.
     let report = world.apply(&text(1, ""));
-    let message = report.events.iter().find_map(|event| match event {
-        Event::MachineFailed { cause, .. } => Some(cause.message.clone()),
-        _ => None,
-    });
-    let message = message.expect("it is given up");
+    let (cause, _) = first_failure(&report).expect("it is given up");
+    let message = &cause.message;
     assert!(message.contains("claimed"), "{message}");
     assert!(
         message.contains("2 x RTX 4090    1 x NVIDIA GeForce RTX 3090"),

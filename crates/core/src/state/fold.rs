@@ -8,7 +8,7 @@ use super::{
     BadHost, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, OpenAttempt,
     Recorded, Run, Spent, State,
 };
-use crate::id::{Address, Epoch, Generation, JournalNumber, LeaseId};
+use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId};
 use crate::journal::{Entry, Record, Verb};
 use crate::offer::Place;
 use crate::resource::Receipt;
@@ -174,15 +174,7 @@ impl State {
                 generation,
                 attempt,
                 at,
-            } => {
-                let mut gone = None;
-                self.with(address, *generation, |recorded| {
-                    gone = recorded.absent(*attempt);
-                });
-                if let Some(open) = gone {
-                    self.charge_gone(address, *generation, open, *at);
-                }
-            }
+            } => self.gone(address, *generation, *attempt, *at),
             Record::GaveUp { .. } => self.give_up(record),
             Record::ExtraReleased {
                 address,
@@ -368,15 +360,16 @@ impl State {
         }
     }
 
-    /// A try that is proven gone. If it made a machine that was given up, that has ended, and what it cost is known.
-    fn charge_gone(
-        &mut self,
-        address: &Address,
-        generation: Generation,
-        open: OpenAttempt,
-        at: Timestamp,
-    ) {
-        if let (Address::Lease(lease), true) = (address, open.leaving.is_some()) {
+    /// A try is closed: there is no machine of it. One that it made and that was given up is charged now.
+    fn gone(&mut self, address: &Address, generation: Generation, attempt: Attempt, at: Timestamp) {
+        let mut gone = None;
+        self.with(address, generation, |recorded| {
+            gone = recorded.absent(attempt);
+        });
+        let Some(open) = gone.filter(|open| open.leaving.is_some()) else {
+            return;
+        };
+        if let Address::Lease(lease) = address {
             let spent = open.spent(self.clock.tick(at));
             self.charge(lease, spent);
             self.left(lease, generation, open, at, spent);
