@@ -4,6 +4,7 @@
 //! adapter knows nothing of plans, state or journals.
 
 pub mod http;
+pub mod lambda;
 pub mod local;
 pub mod sim;
 pub mod vastai;

@@ -10,6 +10,7 @@ mod bill;
 mod boot;
 mod clock;
 pub mod fault;
+mod lambda;
 mod machine;
 mod serve;
 mod vastai;
@@ -31,6 +32,56 @@ pub use world::World;
 pub enum Kind {
     /// The marketplace vast.ai.
     Vastai,
+    /// Lambda Cloud.
+    Lambda,
+}
+
+impl Kind {
+    /// Everybody who can be played.
+    pub const ALL: [Self; 2] = [Self::Vastai, Self::Lambda];
+
+    /// The word of `kind` in the topology.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vastai => "vastai",
+            Self::Lambda => "lambda",
+        }
+    }
+
+    /// As people call it.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Vastai => "vast.ai",
+            Self::Lambda => "Lambda Cloud",
+        }
+    }
+
+    /// Knobs that it cannot show, and why.
+    pub const fn cannot(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Vastai => vastai::CANNOT,
+            Self::Lambda => lambda::CANNOT,
+        }
+    }
+
+    /// What it calls the machine of this number.
+    pub fn id(self, number: u64) -> String {
+        match self {
+            Self::Vastai => number.to_string(),
+            Self::Lambda => lambda::id(number),
+        }
+    }
+
+    /// Its answer when it does not know what went wrong.
+    fn oops(self) -> Reply {
+        match self {
+            Self::Vastai => Reply::json(
+                500,
+                &serde_json::json!({ "success": false, "msg": "internal error" }),
+            ),
+            Self::Lambda => lambda::oops(),
+        }
+    }
 }
 
 /// What a simulator is started with.
@@ -86,6 +137,10 @@ impl Drop for Running {
 /// # Errors
 /// When it cannot listen, or has no temporary folder.
 pub async fn start(options: Options) -> std::io::Result<Running> {
+    options
+        .faults
+        .fits(options.kind)
+        .map_err(std::io::Error::other)?;
     let listener = TcpListener::bind(options.listen).await?;
     let address = listener.local_addr()?;
     let world = Arc::new(World::new(&options)?);
@@ -94,6 +149,10 @@ pub async fn start(options: Options) -> std::io::Result<Running> {
         Kind::Vastai => {
             vastai::stock(&world);
             vastai::answer
+        }
+        Kind::Lambda => {
+            lambda::stock(&world);
+            lambda::answer
         }
     };
     let router = serve::router(Arc::clone(&world), wire);

@@ -3,6 +3,8 @@
 
 mod desk;
 mod kills;
+mod lai;
+mod lambda;
 mod official;
 mod story;
 mod verbs;

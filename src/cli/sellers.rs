@@ -18,6 +18,7 @@ use crate::ambient::SharedClock;
 use crate::apply::{Providers, Secrets as _};
 use crate::provider::Provider;
 use crate::provider::http::CloudSettings;
+use crate::provider::lambda::Lambda;
 use crate::provider::local::{LocalProvider, Sight};
 use crate::provider::vastai::Vastai;
 
@@ -56,7 +57,11 @@ impl Sellers<'_> {
                     cloud,
                     api_key,
                     url,
-                } => self.cloud(*cloud, name, api_key, url.as_deref(), account),
+                    ssh_key,
+                } => {
+                    let settings = self.settings(name, api_key, url.as_deref(), account);
+                    made(*cloud, settings, ssh_key.clone())
+                }
             };
             providers.insert(name.clone(), made);
         }
@@ -69,8 +74,8 @@ impl Sellers<'_> {
                 continue;
             }
             let (key, url) = (account.api_key.clone(), account.url.clone());
-            let made = self.cloud(cloud, &name, &key, url.as_deref(), Some(account));
-            providers.insert_recorded(name, made);
+            let settings = self.settings(&name, &key, url.as_deref(), Some(account));
+            providers.insert_recorded(name, made(cloud, settings, None));
         }
         let here = "local".parse().expect("it is a name");
         providers.insert_kind(self.local(&here, None, MicroDollars::ZERO, &sight)?);
@@ -94,19 +99,18 @@ impl Sellers<'_> {
     }
 
     /// A key that cannot be read makes a provider that sees nothing, and says why: what is on others goes on.
-    fn cloud(
+    fn settings(
         &self,
-        cloud: Cloud,
         name: &Name,
         key_ref: &SecretRef,
         url: Option<&str>,
         account: Option<Account>,
-    ) -> Arc<dyn Provider> {
+    ) -> CloudSettings {
         let references = References {
             folder: self.folder.to_owned(),
         };
         let relay = self.topology.and_then(|topology| topology.relay.as_ref());
-        let settings = CloudSettings {
+        CloudSettings {
             name: name.clone(),
             url: url.map(str::to_owned),
             key_ref: key_ref.clone(),
@@ -114,10 +118,15 @@ impl Sellers<'_> {
             account: account.map(|account| account.id),
             relay: relay.map(|relay| relay.url.clone()),
             clock: self.clock.clone(),
-        };
-        match cloud {
-            Cloud::Vastai => Arc::new(Vastai::new(settings)),
         }
+    }
+}
+
+/// The adapter of a cloud. Nothing is rented where the table is gone, so that an SSH key is needed with one only.
+fn made(cloud: Cloud, settings: CloudSettings, ssh_key: Option<String>) -> Arc<dyn Provider> {
+    match cloud {
+        Cloud::Vastai => Arc::new(Vastai::new(settings)),
+        Cloud::Lambda => Arc::new(Lambda::new(settings, ssh_key)),
     }
 }
 

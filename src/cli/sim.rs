@@ -36,6 +36,17 @@ pub(crate) struct Sim {
 enum Played {
     /// The marketplace vast.ai
     Vastai,
+    /// Lambda Cloud
+    Lambda,
+}
+
+impl Played {
+    const fn kind(self) -> Kind {
+        match self {
+            Self::Vastai => Kind::Vastai,
+            Self::Lambda => Kind::Lambda,
+        }
+    }
 }
 
 fn pace(text: &str) -> Result<u32, String> {
@@ -53,11 +64,7 @@ fn pace(text: &str) -> Result<u32, String> {
 impl Sim {
     pub fn run(self, console: &Console) -> Result<Exit, Failure> {
         if self.knobs {
-            let lines = sim::fault::KNOBS.iter();
-            let lines: Vec<String> = lines
-                .map(|(knob, doc)| format!("{knob:<28} {doc}\n"))
-                .collect();
-            console.data(&lines.concat())?;
+            console.data(&knobs(self.provider.kind()))?;
             return Ok(Exit::Done);
         }
         if !self.listen.ip().is_loopback() {
@@ -73,13 +80,15 @@ impl Sim {
                 let text = std::fs::read_to_string(path).map_err(|error| {
                     Failure::user(format!("cannot read {}: {error}", path.display()))
                 })?;
-                Faults::parse(&text)
+                let faults = Faults::parse(&text);
+                let fits = |faults: Faults| faults.fits(self.provider.kind()).map(|()| faults);
+                faults
+                    .and_then(fits)
                     .map_err(|error| Failure::user(format!("{}: {error}", path.display())))?
             }
         };
-        let Played::Vastai = self.provider;
         let options = Options {
-            kind: Kind::Vastai,
+            kind: self.provider.kind(),
             listen: self.listen,
             faults,
             speed: self.clock,
@@ -90,15 +99,36 @@ impl Sim {
     }
 }
 
+/// Every knob that this provider can show, and what it does; then those that it cannot, and why.
+fn knobs(kind: Kind) -> String {
+    let cannot = |knob: &str| kind.cannot().iter().any(|(other, _)| *other == knob);
+    let all = sim::fault::KNOBS.iter();
+    let mut text = String::new();
+    for (knob, doc) in all.filter(|(knob, _)| !cannot(knob)) {
+        text += &format!("{knob:<28} {doc}\n");
+    }
+    if !kind.cannot().is_empty() {
+        text += &format!("\nNot at {}:\n", kind.title());
+    }
+    for (knob, why) in kind.cannot() {
+        text += &format!("{knob:<28} {why}\n");
+    }
+    text
+}
+
 async fn serve(options: Options, console: &Console) -> Result<Exit, Failure> {
-    let listen = options.listen;
+    let (listen, kind) = (options.listen, options.kind);
     let running = sim::start(options).await.map_err(|error| {
         Failure::user(format!("cannot listen on {listen}: {error}")).hint("port 0 takes a free one")
     })?;
     console.data(&format!("{}\n", running.url()))?;
-    console.say("a practice vast.ai listens there; any key is an account. In the topology:");
     console.say(&format!(
-        "    [provider.vast]\n    kind = \"vastai\"\n    url = \"{}\"",
+        "a practice {} listens there; any key is an account. In the topology:",
+        kind.title()
+    ));
+    console.say(&format!(
+        "    [provider.practice]\n    kind = \"{}\"\n    url = \"{}\"",
+        kind.as_str(),
         running.url()
     ));
     console.say(&format!(

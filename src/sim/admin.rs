@@ -3,7 +3,7 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::fault::Fault;
+use super::fault::{self, Fault};
 use super::serve::{Reply, Request};
 use super::world::World;
 
@@ -48,7 +48,8 @@ fn clock(world: &World) -> Value {
 fn faults(world: &World, body: &Value) -> Reply {
     let table: Result<Vec<Fault>, String> =
         serde_json::from_value(body.clone()).map_err(|error| error.to_string());
-    match table.and_then(|table| world.faults.replace(table)) {
+    let fitting = table.and_then(|table| fault::fits(&table, world.kind).map(|()| table));
+    match fitting.and_then(|table| world.faults.replace(table)) {
         Ok(()) => Reply::json(200, &json!({})),
         Err(error) => Reply::json(400, &json!({ "error": error })),
     }
@@ -66,7 +67,7 @@ fn machines(world: &World) -> Value {
     let rows = inner.machines.values_mut().map(|machine| {
         machine.count(now);
         json!({
-            "id": machine.id,
+            "id": world.kind.id(machine.id),
             "label": machine.label,
             "account": machine.account.len(),
             "there": machine.is_there(now),

@@ -43,12 +43,13 @@ impl Booter {
         id: u64,
         env: &BTreeMap<String, String>,
         found: &Facts,
+        listen: Option<SocketAddr>,
     ) -> Option<Agent> {
         let program = self.program.as_ref()?;
         let package = Package::from_environment(|name| env.get(name).cloned());
         let mut package = package.ok()??;
-        // All machines share this computer; the port is mapped as a provider maps it.
-        package.config.listen = None;
+        // All machines share this computer: one has a free port of it, which is mapped, or a loopback address of its own.
+        package.config.listen = listen;
         let dir = self.root.join(id.to_string());
         package.unpack(&dir).ok()?;
         folder::write_json(&Folder::new(&dir).facts(), found).ok()?;

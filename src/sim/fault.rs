@@ -6,8 +6,10 @@ use std::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use stageline_core::diagnostic::suggestion;
 
+use super::Kind;
+
 /// Every knob, and what it does.
-pub const KNOBS: [(&str, &str); 43] = [
+pub const KNOBS: &[(&str, &str)] = &[
     (
         "create-500-after-commit",
         "the machine is made and the answer is 500",
@@ -57,6 +59,7 @@ pub const KNOBS: [(&str, &str); 43] = [
         "list-page-lost",
         "a page leads to itself; with text \"500\" it fails, with \"dropped\" the next one is lost",
     ),
+    ("list-pages", "listings come in pages of two"),
     (
         "list-truncated-json",
         "listings are cut; with text \"html\" or \"1010\" a front answers",
@@ -99,6 +102,10 @@ pub const KNOBS: [(&str, &str); 43] = [
     ),
     ("terminate-noop", "a release is taken and nothing happens"),
     ("terminate-5xx", "a release happens and is answered 500"),
+    (
+        "terminate-partial",
+        "a release is answered without the machine's id, and nothing happens",
+    ),
     (
         "terminate-forget",
         "a released machine is gone at once, and its id unknown",
@@ -255,6 +262,20 @@ impl Faults {
         Ok(Self::new(file.fault, file.seed.unwrap_or(1)))
     }
 
+    /// Refuses knobs that the provider which is played cannot show, with the reason.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn fits(&self, kind: Kind) -> Result<(), String> {
+        let state = self.state.lock().expect("no holder panics");
+        let table: Vec<Fault> = state
+            .table
+            .iter()
+            .map(|(fault, ..)| fault.clone())
+            .collect();
+        fits(&table, kind)
+    }
+
     /// Takes other faults from now on.
     ///
     /// # Errors
@@ -308,6 +329,17 @@ fn check(table: &[Fault]) -> Result<(), String> {
             suggestion(&fault.knob, &known)
         )),
     }
+}
+
+/// Whether this provider can show all of these.
+pub(super) fn fits(table: &[Fault], kind: Kind) -> Result<(), String> {
+    for fault in table {
+        let mut cannot = kind.cannot().iter();
+        if let Some((knob, why)) = cannot.find(|(knob, _)| *knob == fault.knob) {
+            return Err(format!("`{knob}` cannot happen at {}: {why}", kind.title()));
+        }
+    }
+    Ok(())
 }
 
 /// A number from 0 up to 1 (SplitMix64).

@@ -1,7 +1,9 @@
 //! One machine of a simulator: what was rented, how far it is, and what it costs.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
+use serde_json::Value;
 use stageline_core::offer::Facts;
 use stageline_core::unit::MicroDollars;
 
@@ -9,7 +11,7 @@ use super::bill::Meter;
 use super::boot::Agent;
 
 /// What can be rented.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Offer {
     /// Its number.
     pub id: u64,
@@ -19,8 +21,10 @@ pub struct Offer {
     pub price: MicroDollars,
     /// For a GiB of disk and a month.
     pub disk_month: MicroDollars,
-    /// Somebody has it.
+    /// Somebody has it, or there is none left.
     pub taken: bool,
+    /// A shape of which there are several: one that is made leaves it as it is.
+    pub many: bool,
     /// The host that it is on.
     pub host: u64,
 }
@@ -73,6 +77,10 @@ pub struct Machine {
     pub env: BTreeMap<String, String>,
     /// Its start command.
     pub onstart: String,
+    /// Where its agent listens; none is a free port, which is mapped.
+    pub listen: Option<SocketAddr>,
+    /// What only this provider's record of it has.
+    pub more: Value,
     /// Times are milliseconds of the simulator's clock.
     pub created: u64,
     /// Until when the host has not begun.

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Method, Response, StatusCode, Uri};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::admin;
 use super::world::World;
@@ -124,7 +124,7 @@ async fn answer(
         tokio::time::sleep(Duration::from_secs(fault.seconds.unwrap_or(29))).await;
     }
     let mut reply = if world.faults.fires("server-error").is_some() {
-        Reply::json(500, &json!({ "success": false, "msg": "internal error" }))
+        world.kind.oops()
     } else {
         (shared.wire)(world, &request)
     };

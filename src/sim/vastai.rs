@@ -12,6 +12,15 @@ use super::world::World;
 
 pub(super) use offers::stock;
 
+/// Knobs that have no meaning here.
+pub(super) const CANNOT: &[(&str, &str)] = &[
+    ("list-pages", "its listings always come in pages"),
+    (
+        "terminate-partial",
+        "a release there names no machines in its answer",
+    ),
+];
+
 /// Least milliseconds between two requests, and how many may come at once.
 const LIMITS: [(&str, u64, usize); 7] = [
     ("search", 6_000, 10),

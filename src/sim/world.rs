@@ -1,18 +1,20 @@
 //! Offers, machines and money of a simulator, whatever the provider's words for them are.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use serde_json::Value;
 use stageline_core::offer::Facts;
 use stageline_core::unit::{Bytes, MicroDollars};
 
-use super::Options;
 use super::bill::Meter;
 use super::boot::{Agent, Booter};
 use super::clock::SimClock;
 use super::fault::{Fault, Faults};
 use super::machine::{Course, Machine, Offer, Stand};
+use super::{Kind, Options};
 
 /// Between two looks at what time has done.
 const TICK: Duration = Duration::from_millis(25);
@@ -23,11 +25,14 @@ const PROVISION_MS: u64 = 5_000;
 /// By so much a request may come early: the way there is not always the same.
 const SLACK_MS: u64 = 100;
 
+/// The fastest clock by which requests can be told to come too soon: beyond it, distances are shorter than a network keeps.
+const PACED_SPEED_MAX: u32 = 10;
+
 /// How long an image takes.
 const LOAD_MS: u64 = 40_000;
 
 /// What one create asks for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Wish {
     /// Whose.
     pub account: String,
@@ -43,10 +48,16 @@ pub struct Wish {
     pub onstart: String,
     /// It begins stopped.
     pub stopped: bool,
+    /// Where its agent listens; none is a free port, which is mapped.
+    pub listen: Option<SocketAddr>,
+    /// What only this provider's record of it has.
+    pub more: Value,
 }
 
 /// Everything that there is.
 pub struct World {
+    /// Who is played.
+    pub kind: Kind,
     /// Its time.
     pub clock: SimClock,
     /// What goes wrong.
@@ -71,6 +82,8 @@ pub struct Inner {
     pub too_soon: u64,
     /// Prices are multiplied so.
     pub price_factor: f64,
+    /// What a provider keeps for an account beside machines, in its own words.
+    pub accounts: BTreeMap<String, Value>,
     recent: BTreeMap<(String, &'static str), Vec<u64>>,
     last_id: u64,
 }
@@ -79,6 +92,7 @@ impl World {
     pub(super) fn new(options: &Options) -> std::io::Result<Self> {
         let faults = &options.faults;
         Ok(Self {
+            kind: options.kind,
             clock: SimClock::new(options.speed),
             faults: faults.take(),
             seed: options.seed,
@@ -101,19 +115,20 @@ impl World {
         self.seed
     }
 
-    /// Counts a request, and says whether it came too soon. A fast clock makes distances shorter than a network can keep them.
+    /// Counts a request, and says whether it came too soon.
     pub fn passes(&self, account: &str, endpoint: &'static str, every: u64, burst: usize) -> bool {
         let now = self.clock.now();
         let mut inner = self.lock();
         *inner.requests.entry(endpoint).or_default() += 1;
         let window = every * u64::try_from(burst).unwrap_or(1);
-        let window = window.saturating_sub(SLACK_MS);
+        let speed = self.clock.speed();
+        let window = window.saturating_sub(SLACK_MS * u64::from(speed));
         let recent = inner
             .recent
             .entry((account.to_owned(), endpoint))
             .or_default();
         recent.retain(|at| at + window > now);
-        let passes = recent.len() < burst || self.clock.speed() > 1;
+        let passes = recent.len() < burst || speed > PACED_SPEED_MAX;
         if passes {
             recent.push(now);
         } else {
@@ -129,7 +144,7 @@ impl World {
         inner.last_id += 1;
         let id = inner.last_id;
         if let Some(offer) = inner.offers.get_mut(&offer.id) {
-            offer.taken = true;
+            offer.taken |= !offer.many;
         }
         let machine = self.machine(id, now, offer, wish);
         inner.machines.insert(id, machine);
@@ -171,6 +186,8 @@ impl World {
             image: wish.image,
             env: wish.env,
             onstart: wish.onstart,
+            listen: wish.listen,
+            more: wish.more,
             created: now,
             provisioned,
             runs,
@@ -214,7 +231,7 @@ impl World {
         machine.ghost_until = ghost.map_or(0, |fault| now + fault.millis(60));
         let offer = machine.offer.id;
         if let Some(offer) = inner.offers.get_mut(&offer) {
-            offer.taken = false;
+            offer.taken &= offer.many;
         }
         true
     }
@@ -266,7 +283,8 @@ impl World {
             let runs = machine.is_there(now) && machine.stand(now) == Stand::Running;
             if runs && !machine.started {
                 machine.started = true;
-                machine.agent = self.booter.start(machine.id, &machine.env, &machine.found);
+                let (env, found) = (&machine.env, &machine.found);
+                machine.agent = self.booter.start(machine.id, env, found, machine.listen);
             }
             // A host that is away comes back with the machine as it was.
             let over = !machine.is_there(now) || machine.stand(now) == Stand::Stopped;

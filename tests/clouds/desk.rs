@@ -18,7 +18,38 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// A day of the simulator is two and a half minutes.
 const SPEED: u32 = 600;
 
+/// What a topology says of a cloud.
+struct Words {
+    /// Its table, and the variable that has its key.
+    provider: &'static str,
+    key: &'static str,
+    /// The terms of an offer.
+    offer: &'static str,
+}
+
+/// The words of a cloud.
+fn words(kind: Kind) -> Words {
+    match kind {
+        Kind::Vastai => Words {
+            provider: "vast",
+            key: "VAST_API_KEY",
+            offer: r#"where = "gpu=rtx_4090|rtx_3090, vram>=24, reliability>=0.9"
+image = "stageline/agent:1""#,
+        },
+        Kind::Lambda => Words {
+            provider: "lambda",
+            key: "LAMBDA_API_KEY",
+            offer: r#"where = "gpu=a10|rtx_6000, vram>=24"
+agent = { url = "https://example.org/stageline", sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" }"#,
+        },
+    }
+}
+
+/// The key that a desk has.
+pub(super) const KEY: &str = "rehearsal-key-of-a-test";
+
 pub(super) struct Desk {
+    kind: Kind,
     dir: tempfile::TempDir,
     runtime: Runtime,
     pub(super) cloud: Running,
@@ -29,10 +60,10 @@ pub(super) struct Ran {
     pub(super) text: String,
 }
 
-pub(super) async fn cloud(faults: Vec<Fault>, speed: u32, agents: bool) -> Running {
+pub(super) async fn cloud(kind: Kind, faults: Vec<Fault>, speed: u32, agents: bool) -> Running {
     let program = agents.then(|| Path::new(env!("CARGO_BIN_EXE_stageline")).to_owned());
     let options = Options {
-        kind: Kind::Vastai,
+        kind,
         listen: "127.0.0.1:0".parse().expect("an address"),
         faults: Faults::new(faults, 7),
         speed,
@@ -44,40 +75,53 @@ pub(super) async fn cloud(faults: Vec<Fault>, speed: u32, agents: bool) -> Runni
 
 impl Desk {
     /// Two machines with a stub pipeline over them, at a cloud with these faults.
-    pub(super) fn new(faults: Vec<Fault>) -> Self {
+    pub(super) fn new(kind: Kind, faults: Vec<Fault>) -> Self {
+        Self::of(kind, faults, SPEED, 2)
+    }
+
+    /// So many machines, at a cloud whose clock runs so fast.
+    pub(super) fn of(kind: Kind, faults: Vec<Fault>, speed: u32, count: u32) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .expect("a runtime");
-        let cloud = runtime.block_on(cloud(faults, SPEED, true));
+        let cloud = runtime.block_on(cloud(kind, faults, speed, true));
         let dir = tempfile::tempdir().expect("a folder");
         let desk = Self {
+            kind,
             dir,
             runtime,
             cloud,
         };
-        std::fs::write(desk.dir.path().join("topology.toml"), desk.topology()).expect("written");
+        desk.write(&desk.topology(count));
         desk
     }
 
-    fn topology(&self) -> String {
+    pub(super) fn write(&self, topology: &str) {
+        std::fs::write(self.dir.path().join("topology.toml"), topology).expect("written");
+    }
+
+    pub(super) fn topology(&self, count: u32) -> String {
+        let Words {
+            provider, offer, ..
+        } = words(self.kind);
+        let (kind, url) = (self.kind.as_str(), self.cloud.url());
         format!(
             r#"
 version = 1
 name = "demo"
 [limits]
 max_price_per_hour = 1.00
-[provider.vast]
-kind = "vastai"
-url = "{}"
+[provider.{provider}]
+kind = "{kind}"
+url = "{url}"
 [offer.gpu]
-provider = "vast"
-where = "gpu=rtx_4090|rtx_3090, vram>=24, reliability>=0.9"
-image = "stageline/agent:1"
+provider = "{provider}"
+{offer}
 [lease.node]
 offers = ["gpu"]
-count = 2
+count = {count}
 disk = 40
 [pipeline.chat]
 engine = "stub"
@@ -85,8 +129,7 @@ stages = {{ on = "lease.node", split = "auto" }}
 [exposure.api]
 pipelines = ["chat"]
 listen = "127.0.0.1:0"
-"#,
-            self.cloud.url()
+"#
         )
     }
 
@@ -103,7 +146,7 @@ listen = "127.0.0.1:0"
             .env("HOME", self.dir.path())
             .env("USER", "tester")
             .env("COLUMNS", "400")
-            .env("VAST_API_KEY", "rehearsal-key-of-a-test")
+            .env(words(self.kind).key, KEY)
             .current_dir(self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -115,6 +158,16 @@ listen = "127.0.0.1:0"
         finish(self.command(line).spawn().expect("the binary is there"))
     }
 
+    /// The same with another key, or with none.
+    pub(super) fn run_with(&self, key: Option<&str>, line: &str) -> Ran {
+        let mut command = self.command(line);
+        match key {
+            Some(key) => command.env(words(self.kind).key, key),
+            None => command.env_remove(words(self.kind).key),
+        };
+        finish(command.spawn().expect("the binary is there"))
+    }
+
     /// The machines that are there, by id.
     pub(super) fn there(&self) -> Vec<String> {
         let now = self.cloud.world.clock.now();
@@ -123,7 +176,9 @@ listen = "127.0.0.1:0"
             .machines
             .values()
             .filter(|machine| machine.is_there(now));
-        there.map(|machine| machine.id.to_string()).collect()
+        let mut there: Vec<String> = there.map(|machine| self.kind.id(machine.id)).collect();
+        there.sort();
+        there
     }
 
     /// The machines that the state holds, by id; one that is unresolved is `none`.

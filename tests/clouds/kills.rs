@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use stageline::sim::Kind;
+
 use super::desk::{Desk, finish};
 
 /// Cases at once.
@@ -46,8 +48,8 @@ fn die(desk: &Desk, command: &str, case: u32) {
     }
 }
 
-fn case(case: u32) {
-    let desk = Desk::new(vec![]);
+fn case(kind: Kind, case: u32) {
+    let desk = Desk::new(kind, vec![]);
     if case % 4 < 2 {
         die(&desk, "apply --auto-approve", case);
         if case.is_multiple_of(3) {
@@ -67,6 +69,15 @@ fn case(case: u32) {
 
 #[test]
 fn whatever_kills_it_nothing_is_left_and_nothing_is_twice() {
+    kill_at(Kind::Vastai);
+}
+
+#[test]
+fn whatever_kills_it_at_lambda_nothing_is_left_and_nothing_is_twice() {
+    kill_at(Kind::Lambda);
+}
+
+fn kill_at(kind: Kind) {
     let next = std::sync::atomic::AtomicU32::new(0);
     let all = kills();
     let work = || {
@@ -75,7 +86,7 @@ fn whatever_kills_it_nothing_is_left_and_nothing_is_twice() {
             if number >= all {
                 return;
             }
-            let went = std::panic::catch_unwind(|| case(number));
+            let went = std::panic::catch_unwind(|| case(kind, number));
             assert!(went.is_ok(), "case {number}");
         }
     };

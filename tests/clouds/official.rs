@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use stageline::sim::Running;
+use stageline::sim::{Kind, Running};
 
 use super::desk::cloud;
 
@@ -51,10 +51,10 @@ impl Client<'_> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_official_client_searches_creates_shows_and_destroys() {
-    let program = tokio::task::spawn_blocking(official)
+    let program = tokio::task::spawn_blocking(|| client(PACKAGE, "vastai"))
         .await
         .expect("no panic");
-    let cloud = cloud(vec![], 600, false).await;
+    let cloud = cloud(Kind::Vastai, vec![], 600, false).await;
     tokio::task::block_in_place(|| {
         let client = Client {
             program,
@@ -93,22 +93,23 @@ async fn the_official_client_searches_creates_shows_and_destroys() {
     cloud.stop().await;
 }
 
-/// The client, installed once per build folder.
-fn official() -> PathBuf {
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vastai-venv");
-    let program = home.join("bin/vastai");
+/// A client, installed once per build folder.
+pub(super) fn client(package: &str, program: &str) -> PathBuf {
+    let name = package.split('=').next().unwrap_or(package);
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-venv"));
+    let program = home.join("bin").join(program);
     // Test runs at the same time take turns.
     let lock = File::create(home.with_extension("lock")).expect("the build folder can be written");
     lock.lock().expect("the lock can be had");
     let mark = home.join("installed");
-    if fs::read_to_string(&mark).is_ok_and(|package| package == PACKAGE) {
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == package) {
         return program;
     }
     run(Command::new("python3")
         .args(["-m", "venv", "--clear"])
         .arg(&home));
-    run(Command::new(home.join("bin/python")).args(["-m", "pip", "install", "--quiet", PACKAGE]));
-    fs::write(&mark, PACKAGE).expect("the build folder can be written");
+    run(Command::new(home.join("bin/python")).args(["-m", "pip", "install", "--quiet", package]));
+    fs::write(&mark, package).expect("the build folder can be written");
     program
 }
 
@@ -119,7 +120,7 @@ fn run(command: &mut Command) {
     });
     assert!(
         output.status.success(),
-        "{what}: {}\n{}\nThis test needs Python 3.10 or newer with venv and pip, and once a package index that has `vastai`",
+        "{what}: {}\n{}\nThis test needs Python 3.10 or newer with venv and pip, and once a package index",
         output.status,
         String::from_utf8_lossy(&output.stderr),
     );

@@ -1,13 +1,22 @@
 //! The whole job over a cloud's API: plan, apply, ask, destroy; the same with faults; the topology lost.
 
-use stageline::sim::Fault;
+use stageline::sim::{Fault, Kind};
 
 use super::desk::Desk;
 
 #[test]
 fn two_machines_are_rented_asked_and_ended() {
-    let desk = Desk::new(vec![]);
-    desk.run("plan").exits(0).says("from provider vast");
+    the_whole_job(Kind::Vastai);
+}
+
+#[test]
+fn two_machines_of_lambda_are_rented_asked_and_ended() {
+    the_whole_job(Kind::Lambda);
+}
+
+fn the_whole_job(kind: Kind) {
+    let desk = Desk::new(kind, vec![]);
+    desk.run("plan").exits(0).says("from provider");
     assert!(desk.there().is_empty());
     desk.run("apply --auto-approve").exits(0).says("is up");
     desk.agrees(2);
@@ -25,11 +34,20 @@ fn two_machines_are_rented_asked_and_ended() {
 
 #[test]
 fn a_machine_whose_create_failed_after_the_fact_is_found_and_kept() {
+    a_lost_create(Kind::Vastai);
+}
+
+#[test]
+fn a_machine_of_lambda_whose_launch_failed_after_the_fact_is_found_and_kept() {
+    a_lost_create(Kind::Lambda);
+}
+
+fn a_lost_create(kind: Kind) {
     let faults = vec![
         Fault::of("create-500-after-commit").times(1),
         Fault::of("list-lag").times(1).seconds(60),
     ];
-    let desk = Desk::new(faults);
+    let desk = Desk::new(kind, faults);
     desk.run("apply --auto-approve").exits(0);
     desk.agrees(2);
     assert_eq!(desk.cloud.world.lock().machines.len(), 2, "none too many");
@@ -41,7 +59,7 @@ fn a_machine_whose_create_failed_after_the_fact_is_found_and_kept() {
 
 #[test]
 fn an_account_that_cannot_be_seen_is_not_an_empty_one() {
-    let desk = Desk::new(vec![]);
+    let desk = Desk::new(Kind::Vastai, vec![]);
     desk.run("apply --auto-approve").exits(0);
     let set = |table| desk.cloud.world.faults.replace(table).expect("knobs");
     set(vec![Fault::of("other-account")]);
@@ -59,9 +77,12 @@ fn an_account_that_cannot_be_seen_is_not_an_empty_one() {
 
 #[test]
 fn a_key_that_is_missing_is_said_at_once() {
-    let desk = Desk::new(vec![]);
-    let mut command = desk.command("plan");
-    command.env_remove("VAST_API_KEY");
-    let ran = super::desk::finish(command.spawn().expect("the binary is there"));
-    ran.exits(1).says("VAST_API_KEY is not set");
+    for (kind, variable) in [
+        (Kind::Vastai, "VAST_API_KEY"),
+        (Kind::Lambda, "LAMBDA_API_KEY"),
+    ] {
+        let desk = Desk::new(kind, vec![]);
+        let ran = desk.run_with(None, "plan");
+        ran.exits(1).says(&format!("{variable} is not set"));
+    }
 }

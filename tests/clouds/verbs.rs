@@ -10,7 +10,7 @@ use stageline::core::topology::SecretRef;
 use stageline::provider::http::CloudSettings;
 use stageline::provider::vastai::Vastai;
 use stageline::provider::{Boot, CreateRequest, Machine, MachineStatus, Provider, Released};
-use stageline::sim::{Fault, Running};
+use stageline::sim::{Fault, Kind, Running};
 
 use super::desk::cloud;
 
@@ -108,7 +108,7 @@ async fn a_create_is_sent_once_and_its_answer_believed_as_far_as_it_goes() {
     let cases = creates()
         .into_iter()
         .map(async |(fault, wanted, machines)| {
-            let cloud = cloud(vec![], 600, false).await;
+            let cloud = cloud(Kind::Vastai, vec![], 600, false).await;
             let vast = adapter(&cloud, "k", None);
             let quote = quotes(&vast).await.remove(0);
             let (knob, late) = (fault.knob.clone(), fault.knob == "create-late-commit");
@@ -168,7 +168,7 @@ async fn a_listing_that_cannot_be_trusted_is_no_listing() {
         of("other-account"),
         of("server-error"),
     ];
-    let cloud = cloud(vec![], 600, false).await;
+    let cloud = cloud(Kind::Vastai, vec![], 600, false).await;
     let vast = adapter(&cloud, "k", None);
     vast.account().await.expect("seen");
     for attempt in 1..=30 {
@@ -205,7 +205,7 @@ async fn a_listing_that_cannot_be_trusted_is_no_listing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_is_proven_by_listings_only() {
-    let cloud = cloud(vec![], 600, false).await;
+    let cloud = cloud(Kind::Vastai, vec![], 600, false).await;
     let vast = adapter(&cloud, "k", None);
     let listed = async || vast.list().await.expect("seen").len();
     // Says yes, does nothing.
@@ -259,7 +259,7 @@ async fn a_machine_is_seen_as_it_is() {
         .into_iter()
         .chain(pending.map(|fault| (fault, false)));
     for (fault, over) in cases {
-        let cloud = cloud(vec![fault.clone()], 600, false).await;
+        let cloud = cloud(Kind::Vastai, vec![fault.clone()], 600, false).await;
         let vast = adapter(&cloud, "k", None);
         let id = made(&vast).await;
         cloud.world.clock.advance(120_000);
@@ -279,7 +279,7 @@ async fn a_machine_is_seen_as_it_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_new_or_odd_in_an_answer_is_read_all_the_same() {
-    let cloud = cloud(vec![Fault::of("schema-drift")], 600, false).await;
+    let cloud = cloud(Kind::Vastai, vec![Fault::of("schema-drift")], 600, false).await;
     let vast = adapter(&cloud, "k", None);
     assert!(!quotes(&vast).await.is_empty());
     let id = made(&vast).await;
@@ -305,7 +305,7 @@ async fn what_is_new_or_odd_in_an_answer_is_read_all_the_same() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_accounts_key_proves_nothing() {
-    let cloud = cloud(vec![], 600, false).await;
+    let cloud = cloud(Kind::Vastai, vec![], 600, false).await;
     let vast = adapter(&cloud, "k", None);
     made(&vast).await;
     let account = vast.account().await.expect("seen").expect("one").id;
@@ -321,7 +321,7 @@ async fn another_accounts_key_proves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_of_ours_comes_too_soon() {
-    let cloud = cloud(vec![], 1, false).await;
+    let cloud = cloud(Kind::Vastai, vec![], 1, false).await;
     let (one, two) = (adapter(&cloud, "pace", None), adapter(&cloud, "pace", None));
     // Two at once, of one account; each would do alone.
     let list = async |vast: &Vastai| {

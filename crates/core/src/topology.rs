@@ -15,6 +15,7 @@ mod keys;
 mod moving;
 mod numbered;
 mod read;
+mod rented;
 mod requirement;
 mod schema;
 mod stages;
@@ -180,6 +181,9 @@ pub enum ProviderKind {
         api_key: SecretRef,
         /// Where the API is; none is the provider's own.
         url: Option<String>,
+        /// The SSH key that machines are made with, by its name at the provider.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ssh_key: Option<String>,
     },
 }
 
@@ -188,16 +192,19 @@ pub enum ProviderKind {
 pub enum Cloud {
     /// The marketplace vast.ai.
     Vastai,
+    /// Lambda Cloud.
+    Lambda,
 }
 
 impl Cloud {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Vastai];
+    pub const ALL: [Self; 2] = [Self::Vastai, Self::Lambda];
 
     /// The word of `kind` in the file.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Vastai => "vastai",
+            Self::Lambda => "lambda",
         }
     }
 
@@ -205,6 +212,23 @@ impl Cloud {
     pub const fn key_variable(self) -> &'static str {
         match self {
             Self::Vastai => "VAST_API_KEY",
+            Self::Lambda => "LAMBDA_API_KEY",
+        }
+    }
+
+    /// Whether each of its machines is made with an SSH key of the account.
+    pub const fn wants_ssh_key(self) -> bool {
+        match self {
+            Self::Vastai => false,
+            Self::Lambda => true,
+        }
+    }
+
+    /// Whether its machines run images of one's own, so that the agent may be in one.
+    pub const fn takes_images(self) -> bool {
+        match self {
+            Self::Vastai => true,
+            Self::Lambda => false,
         }
     }
 }

@@ -59,9 +59,17 @@ impl Gate {
 
     /// Takes the next free moment; returns how long it is until then.
     pub fn reserve(&self) -> Duration {
+        self.reserve_after(Duration::ZERO)
+    }
+
+    /// The same, no sooner than after this much time: a request may have to pass another gate too.
+    pub fn reserve_after(&self, span: Duration) -> Duration {
         let now = Instant::now();
         let mut times = self.times.lock().expect("no holder panics");
-        let mut at = times.held_until.map_or(now, |until| until.max(now));
+        let earliest = now + span;
+        let mut at = times
+            .held_until
+            .map_or(earliest, |until| until.max(earliest));
         if let Some(last) = times.recent.back() {
             // Never before one that came earlier.
             at = at.max(*last);
@@ -123,6 +131,13 @@ mod tests {
         gate.hold(Duration::from_secs(3));
         let waits: Vec<u64> = (0..2).map(|_| gate.reserve().as_secs()).collect();
         assert_eq!(waits, [7, 8]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_passes_two_gates_is_waited_for_by_later_ones() {
+        let gate = Gate::new(Duration::from_secs(1), 1);
+        assert_eq!(gate.reserve_after(Duration::from_secs(5)).as_secs(), 5);
+        assert_eq!(gate.reserve().as_secs(), 6);
     }
 
     #[test]

@@ -90,6 +90,7 @@ fn wish(account: &str, body: &Value) -> Wish {
         env,
         onstart: text("onstart"),
         stopped: body.get("target_state").and_then(Value::as_str) == Some("stopped"),
+        ..Wish::default()
     }
 }
 

@@ -69,8 +69,8 @@ pub(in crate::sim) fn stock(world: &World) {
             facts,
             price: MicroDollars(count * (price + draw(price / 4))),
             disk_month: MicroDollars(100_000 + draw(100) * 1000),
-            taken: false,
             host: 100 + draw(20),
+            ..Offer::default()
         };
         inner.offers.insert(id, offer);
     }

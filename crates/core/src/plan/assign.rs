@@ -171,6 +171,10 @@ impl<'a> Class<'_, 'a> {
             let Some(candidate) = fitting.candidate(quote) else {
                 continue;
             };
+            if count >= enough && stock[place] == 0 {
+                // Sold out: no alternative, and it must not crowd out one.
+                continue;
+            }
             self.candidates.push((place, candidate));
             if count >= enough {
                 items += 1;
@@ -235,11 +239,13 @@ impl<'a> Class<'_, 'a> {
             .iter()
             .flat_map(|(item, count)| std::iter::repeat_n(Some(*item), *count as usize))
             .chain(std::iter::repeat(None));
-        // What is left over, or can be had by many, may be tried by each lease of the class after its own.
+        // What is left over, or can be had by many, may be tried by each lease of the class after its own. What is sold out
+        // would cost a try for nothing.
         let spare: Vec<usize> = (0..self.candidates.len())
             .filter(|place| {
                 let (item, candidate) = &self.candidates[*place];
                 match candidate.quote.supply {
+                    Supply::Many(0) => false,
                     Supply::Many(_) => true,
                     Supply::One => left[*item] > 0,
                 }

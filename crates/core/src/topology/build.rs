@@ -44,7 +44,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     };
     let providers = named(&fields, "provider", |table| provider(table));
     let offers = named(&fields, "offer", |table| offer(table, &scope));
-    only_rented(&fields, &providers, &offers);
+    super::rented::check(&fields, &providers, &offers);
     let leases = named(&fields, "lease", |table| lease(table, &scope));
     total_count(&fields, &leases);
     let pipelines = named(&fields, "pipeline", |table| {
@@ -229,7 +229,11 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
         Local,
         Cloud(Cloud),
     }
-    const KINDS: [Which; 2] = [Which::Local, Which::Cloud(Cloud::Vastai)];
+    const KINDS: [Which; 3] = [
+        Which::Local,
+        Which::Cloud(Cloud::Vastai),
+        Which::Cloud(Cloud::Lambda),
+    ];
     let which = fields.read("kind", |field| convert::choice(field, &KINDS));
     let slots = fields.read("slots", convert::integer);
     let price_per_hour = fields
@@ -237,9 +241,10 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
         .unwrap_or_default();
     let api_key = fields.read("api_key", convert::secret);
     let url = fields.read("url", convert::url);
+    let ssh_key = fields.read("ssh_key", convert::text);
     let kind = match which? {
         Which::Local => {
-            foreign(fields, "local", &["api_key", "url"]);
+            foreign(fields, "local", &["api_key", "url", "ssh_key"]);
             ProviderKind::Local {
                 slots,
                 price_per_hour,
@@ -247,10 +252,14 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
         }
         Which::Cloud(cloud) => {
             foreign(fields, cloud.as_str(), &["slots", "price_per_hour"]);
+            if !cloud.wants_ssh_key() {
+                foreign(fields, cloud.as_str(), &["ssh_key"]);
+            }
             ProviderKind::Cloud {
                 cloud,
                 api_key: api_key.unwrap_or_else(|| SecretRef::Env(cloud.key_variable().to_owned())),
                 url,
+                ssh_key,
             }
         }
     };
@@ -268,58 +277,6 @@ fn foreign(fields: &Fields<'_>, kind: &str, keys: &[&str]) {
             format!("remove `{key}`, or change `kind`"),
         );
     }
-}
-
-/// What only rented machines have.
-fn only_rented(
-    root: &Fields<'_>,
-    providers: &BTreeMap<Name, Provider>,
-    offers: &BTreeMap<Name, Offer>,
-) {
-    for (name, offer) in offers {
-        let kind = providers
-            .get(&offer.provider)
-            .map(|provider| &provider.kind);
-        let in_image = matches!(offer.agent, None | Some(AgentSource::Image));
-        if matches!(kind, Some(ProviderKind::Cloud { .. })) && in_image && offer.image.is_none() {
-            let message = format!(
-                "`offer.{name}` says neither which image has the agent nor where it is fetched from"
-            );
-            root.fault(
-                place(root, name, "provider"),
-                "topology/missing-key",
-                message,
-                "add `image = \"...\"`, or `agent = { url = \"...\", sha256 = \"...\" }`",
-            );
-        }
-        let given = [
-            ("image", offer.image.is_some()),
-            ("agent", offer.agent.is_some()),
-        ];
-        if !matches!(kind, Some(ProviderKind::Local { .. })) {
-            continue;
-        }
-        for (key, _) in given.iter().filter(|(_, given)| *given) {
-            let message = format!(
-                "`offer.{name}`: a machine on this computer is not rented and has no `{key}`"
-            );
-            root.fault(
-                place(root, name, key),
-                "topology/conflict",
-                message,
-                format!("remove `{key}`, or take a provider of another kind"),
-            );
-        }
-    }
-}
-
-/// Where a key of an offer stands.
-fn place(root: &Fields<'_>, offer: &Name, key: &str) -> At {
-    let entry = root.table.entries.get("offer").and_then(|tables| {
-        let offer = tables.node.value.table()?.entries.get(offer.as_str())?;
-        offer.node.value.table()?.entries.get(key)
-    });
-    entry.map_or(root.at, |entry| entry.key_at)
 }
 
 /// How the agent gets there: a word, or where it is fetched from.

@@ -349,6 +349,7 @@ pub(super) const PROVIDER_KINDS: &[Choice] = &[
         "process trees on this computer; no account, no network",
     ),
     ("vastai", "machines of the marketplace vast.ai"),
+    ("lambda", "machines of Lambda Cloud"),
 ];
 
 static PROVIDER: TableDef = TableDef {
@@ -384,8 +385,10 @@ static PROVIDER: TableDef = TableDef {
         Key {
             name: "api_key",
             kind: Kind::Secret,
-            need: Need::Optional("the provider's own environment variable: `VAST_API_KEY`"),
-            doc: "`vastai`: the key of the account. Recorded by reference and fingerprint only, so that machines can be \
+            need: Need::Optional(
+                "the provider's own environment variable: `VAST_API_KEY`, `LAMBDA_API_KEY`",
+            ),
+            doc: "Clouds: the key of the account. Recorded by reference and fingerprint only, so that machines can be \
                   ended when this table is gone.",
             example: "{ env = \"VAST_API_KEY\" }",
             ..KEY
@@ -394,9 +397,18 @@ static PROVIDER: TableDef = TableDef {
             name: "url",
             kind: Kind::Url,
             need: Need::Optional("the provider's own"),
-            doc: "`vastai`: where its API is. A simulator (`stageline sim`) prints what to write here; `#speed=N` at its end says \
+            doc: "Clouds: where the API is. A simulator (`stageline sim`) prints what to write here; `#speed=N` at its end says \
                   that its clock runs N times as fast, and is taken on the loopback only.",
             example: "\"http://127.0.0.1:8700\"",
+            ..KEY
+        },
+        Key {
+            name: "ssh_key",
+            kind: Kind::Text,
+            need: Need::Optional("the only one that the account has"),
+            doc: "`lambda`: the SSH key that machines are made with, by its name at the provider, which takes exactly one. Who \
+                  has it can log in; stageline itself does not.",
+            example: "\"laptop\"",
             ..KEY
         },
     ],
@@ -426,7 +438,8 @@ const IMAGE: Key = Key {
     kind: Kind::Text,
     need: Need::Optional("the provider's plain image"),
     change: Change::Replace,
-    doc: "The image that a rented machine runs. `local` has none.",
+    doc: "The image that a rented machine runs; at `lambda` a family of its own images, such as `lambda-stack-24-04`. `local` \
+          has none.",
     example: "\"ghcr.io/example/stageline:1\"",
 };
 
@@ -435,7 +448,7 @@ const AGENT: Key = Key {
     kind: Kind::ChoiceOrTable(AGENT_WAYS, &AGENT_FETCH),
     need: Need::Optional("\"image\""),
     change: Change::Replace,
-    doc: "How stageline's agent gets onto a rented machine. `local` needs none.",
+    doc: "How stageline's agent gets onto a rented machine. `local` needs none; at `lambda` it is always fetched.",
     example: "\"image\"",
 };
 

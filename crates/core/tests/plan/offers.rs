@@ -62,6 +62,28 @@ fn an_ask_is_on_one_lease_only_as_its_own_and_lists_are_short() {
 }
 
 #[test]
+fn what_is_sold_out_is_no_alternative_and_crowds_out_none() {
+    let all = (1..=30).map(|n| {
+        let supply = match n % 10 {
+            3 => Supply::Many(u32::MAX),
+            _ => Supply::Many(0),
+        };
+        quote("here", &format!("shape-{n:02}"), n * 10, supply)
+    });
+    let drafted = plan(
+        &desired(&machines(2)),
+        &World::new(),
+        &market(all.collect()),
+        &options(Mode::Apply),
+    );
+    for terms in drafted.leases.values() {
+        let list = terms.shortlist.iter();
+        let list: Vec<&str> = list.map(|choice| choice.quote.id.0.as_str()).collect();
+        assert_eq!(list, ["shape-03", "shape-13", "shape-23"]);
+    }
+}
+
+#[test]
 fn a_fresh_quote_is_taken_within_the_ceiling_and_never_twice() {
     let mut topology = machines(1);
     topology.limits.max_price_per_hour = Some(MicroDollars(2500));

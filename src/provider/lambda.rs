@@ -1,0 +1,528 @@
+//! Machines of Lambda Cloud.
+//!
+//! What always holds: an offer is a type in a region, read again right before it is taken, since a launch takes no price; a
+//! launch is sent once, under the request key as its name and its tag, and keeps the provider's distance of 12 s from the one before,
+//! measured where it is sent; an account shows who it is by the machines that were made under it, as the API has no name for it. It
+//! refuses to add anything to an account but machines, and to take an id for ended that an answer does not name.
+
+mod boot;
+mod offer;
+mod ready;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use reqwest::Method;
+use secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+use stageline_core::id::MachineId;
+use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
+use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
+use stageline_core::retry::Effect;
+use stageline_core::unit::Bytes;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use super::http::{Answer, Api, Call, CloudSettings, Endpoint, Fault, Shared, fingerprint};
+use crate::ambient::crash_point;
+use crate::provider::{
+    AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
+    Released, Traits,
+};
+
+const URL: &str = "https://cloud.lambda.ai";
+
+/// Every request of an account, launches included.
+const ANY: Endpoint = Endpoint::each("any", Duration::from_secs(1));
+
+/// Turns for a launch are this far apart.
+const LAUNCH_EVERY: Duration = Duration::from_secs(12);
+const LAUNCH: Endpoint = Endpoint::each("launch", LAUNCH_EVERY);
+
+/// And so is what is really sent: between a turn and its launch the offer is read again, which takes now more, now less.
+const SENT: Endpoint = Endpoint::each("launch, as sent", LAUNCH_EVERY);
+
+/// Longest wait of a launch for its moment, once its turn has come.
+const MOMENT_MAX: Duration = Duration::from_secs(8);
+
+/// Longest look at what a launch needs of the account.
+const READY_MAX: Duration = Duration::from_secs(12);
+
+/// Longest wait for the answer to a launch.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// Regions whose firewall cannot be opened, so that agents are reached by a relay only.
+const CLOSED_REGIONS: &[&str] = &["us-south-1"];
+
+/// More pages than any account has.
+const PAGES_MAX: usize = 1000;
+
+/// How often a listing whose pages do not fit together is begun again.
+const LISTINGS_MAX: usize = 3;
+
+/// How old a listing may be for a mere look at one instance.
+const LOOK_AGE: Duration = Duration::from_secs(3);
+
+/// How old the types may be for a search: many leases look at the same time.
+const TYPES_AGE: Duration = Duration::from_secs(3);
+
+/// A release that was taken is not sent again before this: the instance is listed for a while.
+const RELEASE_AGAIN: Duration = Duration::from_secs(30);
+
+/// An instance of a listing.
+#[derive(Clone)]
+struct Seen {
+    machine: Machine,
+    /// It costs nothing any more, for certain.
+    over: bool,
+    /// The provider took it back. It is told until it is ended, so that somebody notices.
+    taken_back: bool,
+}
+
+/// Sells machines of Lambda Cloud.
+pub struct Lambda {
+    api: Api,
+    settings: Settings,
+    traits: Traits,
+    listing: Shared<Vec<Seen>>,
+    types: Shared<Arc<Value>>,
+    ssh_key: OnceCell<String>,
+    open: OnceCell<()>,
+    account: OnceCell<String>,
+    released: Mutex<BTreeMap<MachineId, Instant>>,
+    ended: Mutex<BTreeSet<MachineId>>,
+}
+
+/// What it is made from.
+struct Settings {
+    name: stageline_core::id::Name,
+    ssh_key: Option<String>,
+    relay: Option<String>,
+    cloud: CloudSettings,
+}
+
+impl Lambda {
+    /// Nothing is sent before it is asked something. `ssh_key` is the name of the key that machines are made with; none is
+    /// the only one of the account.
+    pub fn new(cloud: CloudSettings, ssh_key: Option<String>) -> Self {
+        let api = Api::new(&cloud, URL, wire::told);
+        let traits = traits(&api);
+        Self {
+            api,
+            settings: Settings {
+                name: cloud.name.clone(),
+                ssh_key,
+                relay: cloud.relay.clone(),
+                cloud,
+            },
+            traits,
+            listing: Shared::new(),
+            types: Shared::new(),
+            ssh_key: OnceCell::new(),
+            open: OnceCell::new(),
+            account: OnceCell::new(),
+            released: Mutex::default(),
+            ended: Mutex::default(),
+        }
+    }
+
+    fn blind(&self, fault: Fault) -> Blind {
+        self.api.blind(fault)
+    }
+
+    async fn read(&self, call: Call) -> Result<Answer, Fault> {
+        self.api.read(call).await.map_err(advised)
+    }
+
+    /// The account by the key, since the API has no name for it.
+    fn by_key(&self) -> Result<String, Fault> {
+        let key = self.settings.cloud.key.as_ref();
+        let key = key.map_err(|cause| Fault::before(cause.clone()))?;
+        Ok(format!("key-{}", fingerprint(key.expose_secret())))
+    }
+
+    /// The account that this key is of: the recorded one, when it is the same key or the listing shows a machine made there.
+    fn whose(&self, instances: &[Value]) -> Result<String, Fault> {
+        let own = self.by_key()?;
+        let Some(known) = &self.settings.cloud.account else {
+            return Ok(own);
+        };
+        let made_there = |instance: &Value| {
+            let account = wire::tag(instance, wire::TAG_ACCOUNT);
+            account.as_ref() == Some(known)
+        };
+        // It was proven before, when a machine was still listed that is ended by now.
+        let proven = self.account.get() == Some(known);
+        if own == *known || proven || instances.iter().any(made_there) {
+            return Ok(known.clone());
+        }
+        let message = "the key is another one than machines are recorded under, and its account lists none of them";
+        let name = &self.settings.name;
+        let cause = Cause::new(FailureClass::Auth, message);
+        Err(Fault::before(cause.hint(format!(
+            "put the former key back into [provider.{name}], end its machines, and change it then"
+        ))))
+    }
+
+    /// Every instance of the account.
+    async fn all(&self, age: Duration) -> Result<Vec<Seen>, Fault> {
+        let fetch = async || {
+            let instances = self.instances().await?;
+            let account = self.whose(&instances)?;
+            self.account.set(account).ok();
+            let relay = self.settings.relay.as_deref();
+            let seen = |instance: &Value| {
+                Some(Seen {
+                    machine: wire::machine(instance, relay)?,
+                    over: wire::is(instance, "terminated"),
+                    taken_back: wire::is(instance, "preempted"),
+                })
+            };
+            let all: Option<Vec<Seen>> = instances.iter().map(seen).collect();
+            all.ok_or_else(|| Fault::shape("an instance has no `id`"))
+        };
+        self.listing.get(self.api.scaled(age), fetch).await
+    }
+
+    async fn instances(&self) -> Result<Vec<Value>, Fault> {
+        let mut odd = Fault::shape("");
+        for _ in 0..LISTINGS_MAX {
+            match self.pages().await? {
+                Ok(instances) => return Ok(instances),
+                Err(fault) => odd = fault,
+            }
+        }
+        Err(odd)
+    }
+
+    /// One way through all pages; the API has one, as far as it is known. The inner fault is of pages that do not fit together.
+    async fn pages(&self) -> Result<Result<Vec<Value>, Fault>, Fault> {
+        let mut found: BTreeMap<String, Value> = BTreeMap::new();
+        let mut tokens: BTreeSet<String> = BTreeSet::new();
+        let mut token: Option<String> = None;
+        for _ in 0..PAGES_MAX {
+            let mut call = Call::get("/api/v1/instances", ANY);
+            call.query
+                .extend(token.take().map(|token| ("page_token", token)));
+            let page = wire::page(&self.read(call).await?.body)?;
+            found.extend(page.rows);
+            let Some(next) = page.next else {
+                return Ok(Ok(found.into_values().collect()));
+            };
+            if !tokens.insert(next.clone()) {
+                return Ok(Err(Fault::shape("a page leads to one that was read")));
+            }
+            token = Some(next);
+        }
+        Err(Fault::shape("the pages have no end"))
+    }
+
+    async fn quotes(&self, age: Duration, disk: Bytes) -> Result<Vec<Quote>, Fault> {
+        let fetch = async || {
+            let answer = self.read(Call::get("/api/v1/instance-types", ANY)).await?;
+            Ok(Arc::new(answer.body))
+        };
+        let types = self.types.get(self.api.scaled(age), fetch).await?;
+        let barred = match self.settings.relay {
+            Some(_) => &[],
+            None => CLOSED_REGIONS,
+        };
+        offer::quotes(&self.settings.name, &types, disk, barred)
+    }
+
+    /// The body of a launch, once the account is seen to have what one needs. Nothing is made here.
+    async fn prepared(&self, request: &CreateRequest) -> Result<Value, Cause> {
+        let Some(place) = offer::parts(&request.quote.id) else {
+            let message = format!("`{}` is no offer of this provider", request.quote.id);
+            return Err(Cause::new(FailureClass::OfferGone, message));
+        };
+        let account = match self.account.get() {
+            Some(account) => account.clone(),
+            None => self.by_key().map_err(|fault| fault.cause)?,
+        };
+        let asked = async {
+            self.port_is_open().await?;
+            self.ssh_key().await
+        };
+        let limit = self.above(READY_MAX);
+        let ssh_key = match tokio::time::timeout(limit, asked).await {
+            Ok(key) => key.map_err(|fault| fault.cause)?,
+            Err(_) => {
+                let message = format!(
+                    "the account's SSH keys and rules could not be read within {} s; nothing was rented",
+                    limit.as_secs()
+                );
+                return Err(Cause::new(FailureClass::Unknown, message));
+            }
+        };
+        boot::body(request, place, ssh_key, &account)
+    }
+
+    /// Waits for the moment of a launch whose turn has come.
+    async fn moment(&self) -> Result<(), Cause> {
+        let sent = self.api.gate(&SENT);
+        let wait = self.api.gate(&ANY).reserve_after(sent.reserve());
+        sent.hold(wait + self.api.scaled(LAUNCH_EVERY));
+        if wait > self.above(MOMENT_MAX) {
+            let message = "too much was asked of this account meanwhile; nothing was sent";
+            return Err(Cause::new(FailureClass::Rate, message)
+                .hint("run the same command again in a minute"));
+        }
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+
+    /// A span of the provider's clock that a real process needs some of too.
+    fn above(&self, span: Duration) -> Duration {
+        above(&self.api, span)
+    }
+
+    fn made(&self, request: &CreateRequest, ids: &[MachineId]) -> Outcome<Machine> {
+        let [id] = ids else {
+            let message = format!(
+                "the launch was answered with {} ids and not with one",
+                ids.len()
+            );
+            return Outcome::InDoubt(Cause::new(FailureClass::Unknown, message));
+        };
+        Outcome::Done(Machine {
+            id: id.clone(),
+            request_key: Some(request.request_key.clone()),
+            status: MachineStatus::Pending(Phase::new(wire::BOOTING)),
+            price_per_hour: request.quote.price_per_hour,
+            facts: request.quote.facts.clone(),
+            contact: stageline_core::resource::Contact::default(),
+            created_at: None,
+        })
+    }
+
+    /// How a launch ended that was not answered with a yes.
+    fn unmade(fault: Fault) -> Outcome<Machine> {
+        let code = fault.body.as_ref().and_then(wire::code);
+        let mut cause = fault.cause;
+        if wire::is_open(code.as_deref()) {
+            return Outcome::InDoubt(cause);
+        }
+        let vanished = code.as_deref() == Some("global/object-does-not-exist")
+            && cause.message.contains("instance type");
+        if vanished {
+            cause.class = FailureClass::OfferGone;
+        }
+        match fault.effect {
+            Effect::None => Outcome::Refused(cause),
+            Effect::Possible => Outcome::InDoubt(cause),
+        }
+    }
+
+    /// Whether a release of this instance was taken a moment ago.
+    fn just_released(&self, id: &MachineId) -> bool {
+        let again = self.api.scaled(RELEASE_AGAIN);
+        let again = again.max(Duration::from_millis(500));
+        let released = self.released.lock().expect("no holder panics");
+        released.get(id).is_some_and(|at| at.elapsed() < again)
+    }
+
+    /// Whether it was ended by us: then what is over is no news.
+    fn is_ended(&self, id: &MachineId) -> bool {
+        self.ended.lock().expect("no holder panics").contains(id)
+    }
+
+    fn end(&self, id: &MachineId) {
+        let mut ended = self.ended.lock().expect("no holder panics");
+        ended.insert(id.clone());
+    }
+}
+
+fn above(api: &Api, span: Duration) -> Duration {
+    match api.base() {
+        Ok(base) => base.scaled_above(span, Duration::from_secs(5)),
+        Err(_) => span,
+    }
+}
+
+fn traits(api: &Api) -> Traits {
+    let scaled = |span| api.scaled(span);
+    Traits {
+        finds_by_key: true,
+        visibility_delay: scaled(Duration::from_secs(120)),
+        late_commit_window: scaled(Duration::from_secs(600)),
+        request_timeout: above(api, READY_MAX) + above(api, MOMENT_MAX) + above(api, ANSWER_MAX),
+        // Eight H100 take 25 minutes until they run; then the agent is fetched.
+        acquire_timeout: scaled(Duration::from_secs(45 * 60)).max(Duration::from_secs(120)),
+        bills_while_stopped: true,
+        self_destroy: false,
+        offers_are_one: false,
+        free: false,
+        rate: Duration::ZERO,
+        phases: vec![
+            PhaseLimit {
+                phase: wire::BOOTING.to_owned(),
+                within: scaled(Duration::from_secs(35 * 60)).max(Duration::from_secs(60)),
+            },
+            PhaseLimit {
+                phase: AGENT_PHASE.to_owned(),
+                within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
+            },
+        ],
+    }
+}
+
+/// A failure with what to do about it, where its code tells more than its class.
+fn advised(mut fault: Fault) -> Fault {
+    let code = fault.body.as_ref().and_then(wire::code);
+    // Too many requests have the code of too many machines.
+    let advice = code
+        .filter(|_| fault.cause.class != FailureClass::Rate)
+        .and_then(|code| wire::advice(&code));
+    if let Some(advice) = advice {
+        fault.cause.hint = Some(advice.to_owned());
+    }
+    fault
+}
+
+#[async_trait]
+impl Provider for Lambda {
+    fn kind(&self) -> &'static str {
+        "lambda"
+    }
+
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    async fn search(&self, _: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
+        let quotes = self.quotes(TYPES_AGE, disk).await;
+        quotes.map_err(|fault| self.blind(fault))
+    }
+
+    async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
+        crash_point("a quote, not yet read again");
+        let quotes = self.quotes(Duration::ZERO, disk).await;
+        let quotes = quotes.map_err(|fault| self.blind(fault))?;
+        let mut found = quotes.into_iter().filter(|quote| quote.id == *id);
+        Ok(found.find(|quote| quote.supply != Supply::Many(0)))
+    }
+
+    async fn account(&self) -> Result<Option<Account>, Blind> {
+        let own = self.by_key().map_err(|fault| self.blind(fault))?;
+        let known = self.settings.cloud.account.as_ref();
+        let mut id = self.account.get().cloned();
+        if id.is_none() && known.is_some_and(|known| *known != own) {
+            let all = self.all(LOOK_AGE).await;
+            all.map_err(|fault| self.blind(fault))?;
+            id = self.account.get().cloned();
+        }
+        Ok(Some(self.settings.cloud.account_of(id.unwrap_or(own))))
+    }
+
+    fn turn(&self) -> Duration {
+        self.api.gate(&LAUNCH).reserve()
+    }
+
+    async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
+        let prepared = async {
+            let body = self.prepared(&request).await?;
+            self.moment().await?;
+            Ok(body)
+        };
+        let body = match prepared.await {
+            Ok(body) => body,
+            Err(cause) => return Outcome::Refused(cause),
+        };
+        let path = "/api/v1/instance-operations/launch";
+        let call = Call {
+            timeout: self.above(ANSWER_MAX),
+            ..Call::send(Method::POST, path, LAUNCH, body)
+        };
+        crash_point("a create, not yet sent");
+        let answer = self.api.once(call).await;
+        self.listing.forget().await;
+        crash_point("a create, just answered");
+        match answer {
+            Ok(answer) => self.made(&request, &wire::launched(&answer.body)),
+            Err(fault) => Self::unmade(advised(fault)),
+        }
+    }
+
+    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
+        let ours = |machine: &Machine| {
+            let key = machine.request_key.as_ref();
+            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
+        };
+        let mut machines = self.list().await?;
+        machines.retain(ours);
+        Ok(machines)
+    }
+
+    async fn list(&self) -> Result<Vec<Machine>, Blind> {
+        let all = self.all(Duration::ZERO).await;
+        let all = all.map_err(|fault| self.blind(fault))?;
+        let there = |seen: &Seen| {
+            let told = !(seen.taken_back && self.is_ended(&seen.machine.id));
+            told && !seen.over
+        };
+        Ok(all
+            .into_iter()
+            .filter(there)
+            .map(|seen| seen.machine)
+            .collect())
+    }
+
+    async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
+        let all = self.all(LOOK_AGE).await;
+        let all = all.map_err(|fault| self.blind(fault))?;
+        let found = all.into_iter().find(|seen| seen.machine.id == *id);
+        let found = found.filter(|seen| !((seen.over || seen.taken_back) && self.is_ended(id)));
+        Ok(found.map(|seen| seen.machine))
+    }
+
+    async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
+        if self.just_released(id) {
+            return Ok(Released::Accepted);
+        }
+        crash_point("a release, not yet sent");
+        let path = "/api/v1/instance-operations/terminate";
+        // One at a time: an id that is gone would have all others refused.
+        let call = Call::send(
+            Method::POST,
+            path,
+            ANY,
+            json!({ "instance_ids": [id.as_str()] }),
+        );
+        let answer = self.api.release(call).await.map_err(advised);
+        self.listing.forget().await;
+        crash_point("a release, just answered");
+        match answer {
+            Ok(answer) if wire::terminates(&answer.body, id) => {
+                let mut released = self.released.lock().expect("no holder panics");
+                released.insert(id.clone(), Instant::now());
+                self.end(id);
+                Ok(Released::Accepted)
+            }
+            Ok(_) => {
+                let message = format!(
+                    "the answer to the release of {id} does not name it, so it was not taken"
+                );
+                Err(Cause::new(FailureClass::Unknown, message).hint("it is sent again"))
+            }
+            Err(fault) if wire::knows_none(&fault) => {
+                self.end(id);
+                Ok(Released::Unknown)
+            }
+            Err(fault) => Err(fault.cause),
+        }
+    }
+
+    async fn logs(&self, id: &MachineId, _: usize) -> Result<Vec<u8>, Cause> {
+        let message = format!("the provider keeps no log of {id}");
+        Err(Cause::new(FailureClass::Config, message).hint(
+            "log in with the SSH key it was made with: /var/log/cloud-init-output.log, `journalctl -u stageline-agent`",
+        ))
+    }
+}
