@@ -6,6 +6,7 @@
 pub mod http;
 pub mod lambda;
 pub mod local;
+pub mod runpod;
 pub mod sim;
 pub mod vastai;
 

@@ -12,6 +12,7 @@ mod clock;
 pub mod fault;
 mod lambda;
 mod machine;
+mod runpod;
 mod serve;
 mod vastai;
 mod world;
@@ -34,17 +35,20 @@ pub enum Kind {
     Vastai,
     /// Lambda Cloud.
     Lambda,
+    /// Pods of RunPod.
+    Runpod,
 }
 
 impl Kind {
     /// Everybody who can be played.
-    pub const ALL: [Self; 2] = [Self::Vastai, Self::Lambda];
+    pub const ALL: [Self; 3] = [Self::Vastai, Self::Lambda, Self::Runpod];
 
     /// The word of `kind` in the topology.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Vastai => "vastai",
             Self::Lambda => "lambda",
+            Self::Runpod => "runpod",
         }
     }
 
@@ -53,6 +57,7 @@ impl Kind {
         match self {
             Self::Vastai => "vast.ai",
             Self::Lambda => "Lambda Cloud",
+            Self::Runpod => "RunPod",
         }
     }
 
@@ -61,6 +66,7 @@ impl Kind {
         match self {
             Self::Vastai => vastai::CANNOT,
             Self::Lambda => lambda::CANNOT,
+            Self::Runpod => runpod::CANNOT,
         }
     }
 
@@ -69,6 +75,7 @@ impl Kind {
         match self {
             Self::Vastai => number.to_string(),
             Self::Lambda => lambda::id(number),
+            Self::Runpod => runpod::id(number),
         }
     }
 
@@ -80,6 +87,7 @@ impl Kind {
                 &serde_json::json!({ "success": false, "msg": "internal error" }),
             ),
             Self::Lambda => lambda::oops(),
+            Self::Runpod => runpod::oops(),
         }
     }
 }
@@ -153,6 +161,10 @@ pub async fn start(options: Options) -> std::io::Result<Running> {
         Kind::Lambda => {
             lambda::stock(&world);
             lambda::answer
+        }
+        Kind::Runpod => {
+            runpod::stock(&world);
+            runpod::answer
         }
     };
     let router = serve::router(Arc::clone(&world), wire);

@@ -6,5 +6,7 @@ mod kills;
 mod lai;
 mod lambda;
 mod official;
+mod runpod;
+mod runpod_clients;
 mod story;
 mod verbs;

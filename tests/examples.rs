@@ -27,7 +27,11 @@ fn without_facts(plan: &str) -> String {
 }
 
 /// The clouds that examples rent at.
-const CLOUDS: [(&str, Kind); 2] = [("vast", Kind::Vastai), ("lambda", Kind::Lambda)];
+const CLOUDS: [(&str, Kind); 3] = [
+    ("vast", Kind::Vastai),
+    ("lambda", Kind::Lambda),
+    ("runpod", Kind::Runpod),
+];
 
 /// What cloud an example rents at: a simulator, the same each time.
 fn practice(runtime: &tokio::runtime::Runtime, kind: Kind) -> stageline::sim::Running {
@@ -63,6 +67,7 @@ fn drawn(example: &Path, url: &str) -> String {
         .env("STAGELINE_VAR_URL", url)
         .env("VAST_API_KEY", "any")
         .env("LAMBDA_API_KEY", "any")
+        .env("RUNPOD_API_KEY", "any")
         .output()
         .expect("the program runs");
     let told = String::from_utf8_lossy(&output.stderr);

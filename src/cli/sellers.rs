@@ -20,6 +20,7 @@ use crate::provider::Provider;
 use crate::provider::http::CloudSettings;
 use crate::provider::lambda::Lambda;
 use crate::provider::local::{LocalProvider, Sight};
+use crate::provider::runpod::Runpod;
 use crate::provider::vastai::Vastai;
 
 /// What providers are made from.
@@ -127,6 +128,7 @@ fn made(cloud: Cloud, settings: CloudSettings, ssh_key: Option<String>) -> Arc<d
     match cloud {
         Cloud::Vastai => Arc::new(Vastai::new(settings)),
         Cloud::Lambda => Arc::new(Lambda::new(settings, ssh_key)),
+        Cloud::Runpod => Arc::new(Runpod::new(settings)),
     }
 }
 

@@ -38,6 +38,8 @@ enum Played {
     Vastai,
     /// Lambda Cloud
     Lambda,
+    /// Pods of RunPod
+    Runpod,
 }
 
 impl Played {
@@ -45,6 +47,7 @@ impl Played {
         match self {
             Self::Vastai => Kind::Vastai,
             Self::Lambda => Kind::Lambda,
+            Self::Runpod => Kind::Runpod,
         }
     }
 }

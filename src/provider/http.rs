@@ -9,6 +9,11 @@ mod client;
 mod gate;
 mod listing;
 mod place;
+mod recent;
+mod start;
+mod stream;
+mod tolerant;
+mod window;
 
 #[cfg(test)]
 mod tests;
@@ -17,6 +22,9 @@ pub use client::{Answer, Api, Call, Fault, Told};
 pub use gate::Endpoint;
 pub use listing::Shared;
 pub use place::{Base, clear};
+pub use recent::Recent;
+pub use start::start_script;
+pub use tolerant::{flag, money, number, text};
 
 use std::sync::Arc;
 

@@ -13,7 +13,6 @@ mod wire;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -25,9 +24,8 @@ use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::retry::Effect;
 use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
-use tokio::time::Instant;
 
-use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Shared};
+use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared};
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
@@ -78,7 +76,7 @@ pub struct Vastai {
     listing: Shared<Vec<Machine>>,
     names: OnceCell<Vec<String>>,
     account: OnceCell<Account>,
-    released: Mutex<BTreeMap<MachineId, Instant>>,
+    released: Recent,
 }
 
 impl Vastai {
@@ -116,7 +114,7 @@ impl Vastai {
             listing: Shared::new(),
             names: OnceCell::new(),
             account: OnceCell::new(),
-            released: Mutex::default(),
+            released: Recent::default(),
         }
     }
 
@@ -273,16 +271,6 @@ impl Vastai {
             Effect::Possible => Outcome::InDoubt(fault.cause),
         }
     }
-
-    /// Whether a release of this instance was taken a moment ago.
-    fn just_released(&self, id: &MachineId) -> bool {
-        let again = self
-            .api
-            .scaled(RELEASE_AGAIN)
-            .max(Duration::from_millis(500));
-        let released = self.released.lock().expect("no holder panics");
-        released.get(id).is_some_and(|at| at.elapsed() < again)
-    }
 }
 
 /// A simulator with a fast clock still needs time to answer.
@@ -412,7 +400,8 @@ impl Provider for Vastai {
         if id.as_str().parse::<u64>().is_err() {
             return Ok(Released::Unknown);
         }
-        if self.just_released(id) {
+        let again = self.api.scaled(RELEASE_AGAIN);
+        if (self.released).within(id, again.max(Duration::from_millis(500))) {
             return Ok(Released::Accepted);
         }
         crash_point("a release, not yet sent");
@@ -423,8 +412,7 @@ impl Provider for Vastai {
         crash_point("a release, just answered");
         match answer {
             Ok(_) => {
-                let mut released = self.released.lock().expect("no holder panics");
-                released.insert(id.clone(), Instant::now());
+                self.released.took(id);
                 Ok(Released::Accepted)
             }
             Err(fault) if wire::knows_no_instance(&fault) => Ok(Released::Unknown),

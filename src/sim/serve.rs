@@ -46,6 +46,8 @@ pub enum Way {
     Never,
     /// It arrives byte by byte.
     Trickle,
+    /// It arrives, and the line stays open for more.
+    Open,
 }
 
 /// An answer.
@@ -188,6 +190,11 @@ async fn send(reply: Reply) -> Response<Body> {
             let half = Bytes::from(reply.text.into_bytes()).slice(..length / 2);
             let broken = Err(std::io::Error::other("cut"));
             Body::from_stream(futures::stream::iter([Ok(half), broken]))
+        }
+        Way::Open => {
+            let whole = Bytes::from(reply.text.into_bytes());
+            let first = futures::stream::iter([Ok::<_, std::io::Error>(whole)]);
+            Body::from_stream(futures::StreamExt::chain(first, futures::stream::pending()))
         }
         Way::Trickle => {
             builder = builder.header("content-length", length);

@@ -137,6 +137,26 @@ impl World {
         passes
     }
 
+    /// How many more requests may come now, and in how many seconds there is room for one more than that.
+    pub fn left(
+        &self,
+        account: &str,
+        endpoint: &'static str,
+        every: u64,
+        burst: usize,
+    ) -> (usize, u64) {
+        let now = self.clock.now();
+        let window = every * u64::try_from(burst).unwrap_or(1);
+        let inner = self.lock();
+        let recent = inner.recent.get(&(account.to_owned(), endpoint));
+        let recent = recent.into_iter().flatten();
+        let recent: Vec<&u64> = recent.filter(|at| **at + window > now).collect();
+        let reset = recent
+            .first()
+            .map_or(0, |first| (**first + window - now).div_ceil(1000));
+        (burst.saturating_sub(recent.len()), reset)
+    }
+
     /// Makes a machine. Returns its number.
     pub fn make(&self, offer: Offer, wish: Wish) -> u64 {
         let now = self.clock.now();

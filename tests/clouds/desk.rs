@@ -36,6 +36,12 @@ fn words(kind: Kind) -> Words {
             offer: r#"where = "gpu=rtx_4090|rtx_3090, vram>=24, reliability>=0.9"
 image = "stageline/agent:1""#,
         },
+        Kind::Runpod => Words {
+            provider: "pods",
+            key: "RUNPOD_API_KEY",
+            offer: r#"where = "gpu=rtx_4090|rtx_3090, vram>=24"
+image = "stageline/agent:1""#,
+        },
         Kind::Lambda => Words {
             provider: "lambda",
             key: "LAMBDA_API_KEY",
@@ -99,7 +105,11 @@ impl Desk {
     }
 
     pub(super) fn write(&self, topology: &str) {
-        std::fs::write(self.dir.path().join("topology.toml"), topology).expect("written");
+        self.file("topology.toml", topology);
+    }
+
+    pub(super) fn file(&self, name: &str, text: &str) {
+        std::fs::write(self.dir.path().join(name), text).expect("written");
     }
 
     pub(super) fn topology(&self, count: u32) -> String {

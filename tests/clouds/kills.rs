@@ -77,6 +77,11 @@ fn whatever_kills_it_at_lambda_nothing_is_left_and_nothing_is_twice() {
     kill_at(Kind::Lambda);
 }
 
+#[test]
+fn whatever_kills_it_at_runpod_nothing_is_left_and_nothing_is_twice() {
+    kill_at(Kind::Runpod);
+}
+
 fn kill_at(kind: Kind) {
     let next = std::sync::atomic::AtomicU32::new(0);
     let all = kills();

@@ -94,23 +94,32 @@ async fn the_official_client_searches_creates_shows_and_destroys() {
 }
 
 /// A client, installed once per build folder.
-pub(super) fn client(package: &str, program: &str) -> PathBuf {
+pub(super) fn client(package: &'static str, program: &str) -> PathBuf {
     let name = package.split('=').next().unwrap_or(package);
+    venv(name, &[&[package]]).join("bin").join(program)
+}
+
+/// What several `pip install` make, once per build folder.
+pub(super) fn venv(name: &str, steps: &[&[&str]]) -> PathBuf {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-venv"));
-    let program = home.join("bin").join(program);
     // Test runs at the same time take turns.
     let lock = File::create(home.with_extension("lock")).expect("the build folder can be written");
     lock.lock().expect("the lock can be had");
-    let mark = home.join("installed");
-    if fs::read_to_string(&mark).is_ok_and(|installed| installed == package) {
-        return program;
+    let (mark, wanted) = (home.join("installed"), format!("{steps:?}"));
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        return home;
     }
     run(Command::new("python3")
         .args(["-m", "venv", "--clear"])
         .arg(&home));
-    run(Command::new(home.join("bin/python")).args(["-m", "pip", "install", "--quiet", package]));
-    fs::write(&mark, package).expect("the build folder can be written");
-    program
+    for packages in steps {
+        let pip = ["-m", "pip", "install", "--quiet"];
+        run(Command::new(home.join("bin/python"))
+            .args(pip)
+            .args(*packages));
+    }
+    fs::write(&mark, wanted).expect("the build folder can be written");
+    home
 }
 
 fn run(command: &mut Command) {

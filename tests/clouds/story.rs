@@ -14,6 +14,11 @@ fn two_machines_of_lambda_are_rented_asked_and_ended() {
     the_whole_job(Kind::Lambda);
 }
 
+#[test]
+fn two_pods_of_runpod_are_rented_asked_and_ended() {
+    the_whole_job(Kind::Runpod);
+}
+
 fn the_whole_job(kind: Kind) {
     let desk = Desk::new(kind, vec![]);
     desk.run("plan").exits(0).says("from provider");
@@ -40,6 +45,11 @@ fn a_machine_whose_create_failed_after_the_fact_is_found_and_kept() {
 #[test]
 fn a_machine_of_lambda_whose_launch_failed_after_the_fact_is_found_and_kept() {
     a_lost_create(Kind::Lambda);
+}
+
+#[test]
+fn a_pod_of_runpod_whose_create_failed_after_the_fact_is_found_and_kept() {
+    a_lost_create(Kind::Runpod);
 }
 
 fn a_lost_create(kind: Kind) {
@@ -80,6 +90,7 @@ fn a_key_that_is_missing_is_said_at_once() {
     for (kind, variable) in [
         (Kind::Vastai, "VAST_API_KEY"),
         (Kind::Lambda, "LAMBDA_API_KEY"),
+        (Kind::Runpod, "RUNPOD_API_KEY"),
     ] {
         let desk = Desk::new(kind, vec![]);
         let ran = desk.run_with(None, "plan");

@@ -9,6 +9,7 @@ const LINES_MAX: usize = 600;
 /// Hosts that may be named: where the project, its sources and its models are, and names that lead nowhere.
 const HOSTS: &[&str] = &[
     "console.vast.ai",
+    "api.runpod.io",
     "cloud.lambda.ai",
     "github.com",
     "huggingface.co",

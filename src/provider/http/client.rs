@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::gate::{Endpoint, Gate, gate};
 use super::place::{Base, clear};
+use super::window::used_up;
 use super::{CloudSettings, fingerprint};
 use crate::ambient::random;
 use crate::provider::Blind;
@@ -237,13 +238,18 @@ impl Api {
 
     async fn one(&self, call: &Call, gate: &Gate) -> Result<Answer, Fault> {
         let request = self.request(call).map_err(Fault::before)?;
-        let answer = match tokio::time::timeout(call.timeout, self.exchange(request, call)).await {
-            Ok(answer) => answer?,
+        let answer = self.exchange(request, call, gate);
+        match tokio::time::timeout(call.timeout, answer).await {
+            Ok(answer) => self.judged(call, gate, answer?),
             Err(_) => {
                 let seconds = call.timeout.as_secs_f32();
-                return Err(self.lost(call, &format!("no whole answer within {seconds} s")));
+                Err(self.lost(call, &format!("no whole answer within {seconds} s")))
             }
-        };
+        }
+    }
+
+    /// A success, or the failure that an answer tells.
+    pub(super) fn judged(&self, call: &Call, gate: &Gate, answer: Answer) -> Result<Answer, Fault> {
         if answer.status == StatusCode::TOO_MANY_REQUESTS.as_u16() {
             gate.hold(self.scaled(answer.retry_after.unwrap_or(call.endpoint.every * 3)));
         }
@@ -306,7 +312,7 @@ impl Api {
         }
     }
 
-    fn request(&self, call: &Call) -> Result<reqwest::RequestBuilder, Cause> {
+    pub(super) fn request(&self, call: &Call) -> Result<reqwest::RequestBuilder, Cause> {
         let base = self.base()?;
         let key = self.key.as_ref().map_err(Clone::clone)?;
         let config = |message: String| Cause::new(FailureClass::Config, message);
@@ -345,14 +351,31 @@ impl Api {
         &self,
         request: reqwest::RequestBuilder,
         call: &Call,
+        gate: &Gate,
     ) -> Result<Answer, Fault> {
-        let response = request.send().await.map_err(|error| {
-            if error.is_connect() || error.is_builder() {
-                let why = format!("{}: cannot be reached: {}", self.what(call), reason(&error));
-                return Fault::before(Cause::new(FailureClass::Unknown, why));
-            }
-            self.lost(call, &reason(&error))
-        })?;
+        let response = request.send().await;
+        let response = response.map_err(|error| self.unsent(call, &error))?;
+        self.answer(response, call, gate).await
+    }
+
+    pub(super) fn unsent(&self, call: &Call, error: &reqwest::Error) -> Fault {
+        if error.is_connect() || error.is_builder() {
+            let why = format!("{}: cannot be reached: {}", self.what(call), reason(error));
+            return Fault::before(Cause::new(FailureClass::Unknown, why));
+        }
+        self.lost(call, &reason(error))
+    }
+
+    /// The whole of an answer.
+    pub(super) async fn answer(
+        &self,
+        response: reqwest::Response,
+        call: &Call,
+        gate: &Gate,
+    ) -> Result<Answer, Fault> {
+        if let Some(span) = used_up(response.headers()) {
+            gate.hold(self.scaled(span));
+        }
         let status = response.status().as_u16();
         let retry_after = retry_after(response.headers());
         let mut text = Vec::new();
@@ -373,6 +396,12 @@ impl Api {
             Some(body @ Value::Object(_)) => Ok(Answer {
                 status,
                 body,
+                retry_after,
+            }),
+            // "Done", and not a word more.
+            None if status == 204 && text.is_empty() => Ok(Answer {
+                status,
+                body: serde_json::json!({}),
                 retry_after,
             }),
             // Many a 429 is plain text, and says all there is to say.
@@ -414,7 +443,7 @@ impl Api {
         }
     }
 
-    fn lost(&self, call: &Call, why: &str) -> Fault {
+    pub(super) fn lost(&self, call: &Call, why: &str) -> Fault {
         Fault {
             cause: Cause::new(FailureClass::Unknown, format!("{}: {why}", self.what(call))),
             effect: Effect::Possible,
@@ -523,7 +552,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// An error with what caused it, and without the URL.
-fn reason(error: &reqwest::Error) -> String {
+pub(super) fn reason(error: &reqwest::Error) -> String {
     use std::error::Error as _;
     let mut text = if error.is_timeout() {
         "it took too long".to_owned()

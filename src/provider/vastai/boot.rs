@@ -6,12 +6,11 @@
 use std::net::SocketAddr;
 
 use serde_json::{Map, Value, json};
-use stageline_core::id::Sha256;
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::topology::AgentSource;
 
 use crate::provider::CreateRequest;
-use crate::provider::http::package;
+use crate::provider::http::{package, start_script};
 
 /// Where the agent listens in its container; the provider maps it to a free port of the host.
 pub(super) const PORT: u16 = 41641;
@@ -32,7 +31,7 @@ pub(super) fn body(request: &CreateRequest, disk: u64) -> Result<Value, Cause> {
         .collect();
     env.insert(format!("-p {PORT}:{PORT}/udp"), json!("1"));
     let agent = request.agent.as_ref().unwrap_or(&AgentSource::Image);
-    let onstart = onstart(agent);
+    let onstart = start_script(agent);
     if onstart.len() > ONSTART_MAX {
         let message = "the address of the agent is too long for the command that starts it";
         return Err(Cause::new(FailureClass::Config, message).hint("give `agent` a shorter `url`"));
@@ -48,46 +47,4 @@ pub(super) fn body(request: &CreateRequest, disk: u64) -> Result<Value, Cause> {
         "cancel_unavail": true,
         "target_state": "running",
     }))
-}
-
-/// The command that starts the agent.
-pub(super) fn onstart(agent: &AgentSource) -> String {
-    match agent {
-        AgentSource::Image => format!("{HEAD}A=stageline\n{RUN}"),
-        AgentSource::Fetch { url, sha256 } => fetching(url, sha256),
-    }
-}
-
-/// What the agent prints goes to the container's log.
-const HEAD: &str = "\
-D=\"${STAGELINE_HOME:-/var/lib/stageline}\"
-[ -w /proc/1/fd/1 ] && exec >/proc/1/fd/1 2>&1
-mkdir -p \"$D\"
-";
-
-/// Again when it ends: the machine costs money, and an agent that is not there serves nobody.
-const RUN: &str = "\
-(while :; do \"$A\" agent --boot-env --dir \"$D/agent\"; sleep 5; done) </dev/null &
-";
-
-fn fetching(url: &str, sha256: &Sha256) -> String {
-    let url = url.replace('\'', "'\\''");
-    format!(
-        "{HEAD}A=\"$D/stageline\"
-U='{url}'
-n=0
-until [ -x \"$A\" ]; do
-  {{ curl -fsSL --max-time 600 -o \"$A.new\" \"$U\" || wget -q -T 60 -O \"$A.new\" \"$U\"; }} &&
-    echo '{sha256}  '\"$A.new\" | sha256sum -c - >/dev/null &&
-    chmod 755 \"$A.new\" && mv \"$A.new\" \"$A\" && break
-  rm -f \"$A.new\"
-  n=$((n + 1))
-  if [ $n -ge 5 ]; then
-    echo 'stageline: the agent cannot be fetched, or its digest is not the one in the topology'
-    exit 1
-  fi
-  sleep \"${{STAGELINE_FETCH_PAUSE:-5}}\"
-done
-{RUN}"
-    )
 }

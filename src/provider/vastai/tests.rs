@@ -9,8 +9,8 @@ use stageline_core::resource::FailureClass;
 use stageline_core::topology::AgentSource;
 use stageline_core::unit::{Bytes, MicroDollars};
 
-use super::{boot, offer, wire};
-use crate::provider::http::Answer;
+use super::{offer, wire};
+use crate::provider::http::{Answer, start_script};
 use crate::provider::{MachineStatus, Phase};
 
 fn raw() -> Value {
@@ -351,7 +351,7 @@ fn start(sha256: &str, served: &str) -> (String, bool) {
     // Not what ends the loop, but the test must end.
     program("sleep", "#!/bin/sh\n[ \"$1\" = 0 ] || kill -9 $PPID\n");
     let url = "https://x.example/it's$(touch PWNED)";
-    let script = boot::onstart(&AgentSource::Fetch {
+    let script = start_script(&AgentSource::Fetch {
         url: url.to_owned(),
         sha256: sha256.parse().expect("a digest"),
     });

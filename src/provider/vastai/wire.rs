@@ -7,48 +7,19 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::Value;
 use stageline_core::id::MachineId;
 use stageline_core::resource::{Contact, FailureClass};
-use stageline_core::unit::{MicroDollars, Timestamp};
+use stageline_core::unit::Timestamp;
 
 use super::boot::PORT;
 use super::offer;
-use crate::provider::http::{Answer, Fault, Told, clear};
+use crate::provider::http::{Answer, Fault, Told};
+pub(super) use crate::provider::http::{flag, money, number, text};
 use crate::provider::{Machine, MachineStatus, Phase};
-
-/// The longest text of the provider's that is repeated.
-const WORDS_MAX: usize = 240;
 
 /// The host has not begun yet.
 pub(super) const PROVISIONING: &str = "being provisioned";
 
 /// The image is on its way, or the container starts.
 pub(super) const LOADING: &str = "loading its image";
-
-/// A number, also one in quotes; what is not finite is none.
-pub(super) fn number(value: &Value, field: &str) -> Option<f64> {
-    let found = value.get(field)?;
-    let number = match found {
-        Value::Number(number) => number.as_f64(),
-        Value::String(text) => text.trim().parse().ok(),
-        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
-    };
-    number.filter(|number| number.is_finite())
-}
-
-/// A text that says something.
-pub(super) fn text(value: &Value, field: &str) -> Option<String> {
-    let text = clear(value.get(field)?.as_str()?, WORDS_MAX);
-    (!text.is_empty()).then_some(text)
-}
-
-/// A yes or no.
-pub(super) fn flag(value: &Value, field: &str) -> Option<bool> {
-    match value.get(field)? {
-        Value::Bool(flag) => Some(*flag),
-        Value::String(text) => text.parse().ok(),
-        Value::Number(number) => number.as_i64().map(|number| number != 0),
-        Value::Null | Value::Array(_) | Value::Object(_) => None,
-    }
-}
 
 /// An id: a whole number, maybe in quotes.
 pub(super) fn id(value: &Value, field: &str) -> Option<String> {
@@ -62,19 +33,6 @@ fn id_of(value: &Value) -> Option<String> {
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     };
     number.map(|number| number.to_string())
-}
-
-/// Dollars, rounded up to whole micro-dollars; the noise of floating point is no micro-dollar.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a cast from float saturates, and the number is not negative"
-)]
-pub(super) fn money(dollars: f64) -> Option<MicroDollars> {
-    let micro = dollars * 1e6;
-    let whole = (micro - 1e-3).ceil();
-    (dollars.is_finite() && dollars > 0.0 && whole < 1e15)
-        .then(|| MicroDollars(whole.max(1.0) as u64))
 }
 
 /// The failure in an answer; none when it is a success.

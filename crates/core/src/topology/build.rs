@@ -45,6 +45,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     let providers = named(&fields, "provider", |table| provider(table));
     let offers = named(&fields, "offer", |table| offer(table, &scope));
     super::rented::check(&fields, &providers, &offers);
+    super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| lease(table, &scope));
     total_count(&fields, &leases);
     let pipelines = named(&fields, "pipeline", |table| {
@@ -229,10 +230,11 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
         Local,
         Cloud(Cloud),
     }
-    const KINDS: [Which; 3] = [
+    const KINDS: [Which; 4] = [
         Which::Local,
         Which::Cloud(Cloud::Vastai),
         Which::Cloud(Cloud::Lambda),
+        Which::Cloud(Cloud::Runpod),
     ];
     let which = fields.read("kind", |field| convert::choice(field, &KINDS));
     let slots = fields.read("slots", convert::integer);

@@ -350,6 +350,10 @@ pub(super) const PROVIDER_KINDS: &[Choice] = &[
     ),
     ("vastai", "machines of the marketplace vast.ai"),
     ("lambda", "machines of Lambda Cloud"),
+    (
+        "runpod",
+        "pods of RunPod, by its API v2; they need a `[relay]`",
+    ),
 ];
 
 static PROVIDER: TableDef = TableDef {
@@ -386,7 +390,7 @@ static PROVIDER: TableDef = TableDef {
             name: "api_key",
             kind: Kind::Secret,
             need: Need::Optional(
-                "the provider's own environment variable: `VAST_API_KEY`, `LAMBDA_API_KEY`",
+                "the provider's own environment variable: `VAST_API_KEY`, `LAMBDA_API_KEY`, `RUNPOD_API_KEY`",
             ),
             doc: "Clouds: the key of the account. Recorded by reference and fingerprint only, so that machines can be \
                   ended when this table is gone.",

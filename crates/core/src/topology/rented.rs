@@ -70,6 +70,29 @@ fn agent_comes_from(root: &Fields<'_>, name: &Name, offer: &Offer, cloud: Cloud)
     }
 }
 
+/// A machine that nobody could talk to is better not rented. A simulator's can be reached.
+pub(super) fn reached(root: &Fields<'_>, providers: &BTreeMap<Name, Provider>) {
+    let reached = |kind: &ProviderKind| match kind {
+        ProviderKind::Local { .. } => true,
+        ProviderKind::Cloud { cloud, url, .. } => !cloud.needs_relay() || url.is_some(),
+    };
+    for (name, provider) in providers {
+        if root.has("relay") || reached(&provider.kind) {
+            continue;
+        }
+        let kind = provider.kind.as_str();
+        let tables = root.table.entries.get("provider");
+        let tables = tables.and_then(|tables| tables.node.value.table());
+        let table = tables.and_then(|tables| tables.entries.get(name.as_str()));
+        root.fault(
+            table.map_or(root.at, |table| table.key_at),
+            "topology/missing-key",
+            format!("machines of kind `{kind}` have no UDP port and are reached by a relay only"),
+            "add `[relay]` with the `url` of one that this computer and the machines can reach",
+        );
+    }
+}
+
 /// Where a key of an offer stands.
 fn place(root: &Fields<'_>, offer: &Name, key: &str) -> At {
     let entry = root.table.entries.get("offer").and_then(|tables| {

@@ -1,0 +1,384 @@
+//! Pods of RunPod, by its REST API v2.
+//!
+//! What always holds: an offer is a type of GPU, a number of them, a cloud and a data centre, read again right before it is
+//! taken and priced with its disk; a create is sent once, under the request key as the pod's name; every pod of the account is listed,
+//! those of clusters too. All requests of an account pass one gate, since the provider counts them together. A pod that is reported as
+//! running and has no runtime is not up. Stopped pods bill their disk, so they are dead and not gone. It refuses to rent a pod that
+//! nobody could talk to: the provider maps no UDP port, so it takes a relay.
+//!
+//! The API does not say whose key it is: an account is called by a fingerprint of the first key that rented on it, which each of its
+//! pods carries.
+
+mod boot;
+mod offer;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use reqwest::Method;
+use secrecy::ExposeSecret as _;
+use serde_json::Value;
+
+use stageline_core::id::MachineId;
+use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
+use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
+use stageline_core::retry::Effect;
+use stageline_core::unit::Bytes;
+use tokio::sync::OnceCell;
+
+use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, fingerprint};
+use crate::ambient::crash_point;
+use crate::provider::{
+    AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
+    Released, Traits,
+};
+use offer::{Asks, Choice, Cloud};
+
+const URL: &str = "https://api.runpod.io";
+
+/// 60 in a minute and 3000 in an hour, of all endpoints together.
+const REQUESTS: Endpoint = Endpoint {
+    name: "requests",
+    every: Duration::from_millis(1200),
+    burst: 48,
+};
+
+/// How old a listing may be for a mere look at one pod.
+const LOOK_AGE: Duration = Duration::from_secs(3);
+
+/// A release that was taken is not sent again before this.
+const RELEASE_AGAIN: Duration = Duration::from_secs(30);
+
+/// A log that has sent nothing for this long has sent all there is.
+const LOG_QUIET: Duration = Duration::from_millis(1500);
+
+/// Sells pods of RunPod.
+pub struct Runpod {
+    api: Api,
+    settings: CloudSettings,
+    traits: Traits,
+    listing: Shared<Vec<Machine>>,
+    /// Which account this is, once a listing has shown it.
+    account: OnceCell<String>,
+    released: Recent,
+}
+
+impl Runpod {
+    /// Nothing is sent before it is asked something.
+    pub fn new(settings: CloudSettings) -> Self {
+        let api = Api::new(&settings, URL, wire::told);
+        let traits = traits(&api);
+        Self {
+            api,
+            settings,
+            traits,
+            listing: Shared::new(),
+            account: OnceCell::new(),
+            released: Recent::default(),
+        }
+    }
+
+    fn blind(&self, fault: Fault) -> Blind {
+        self.api.blind(fault)
+    }
+
+    /// The account by the key, since the API has no name for it.
+    fn by_key(&self) -> Result<String, Fault> {
+        let key = self.settings.key.as_ref();
+        let key = key.map_err(|cause| Fault::before(cause.clone()))?;
+        Ok(format!("key-{}", fingerprint(key.expose_secret())))
+    }
+
+    /// As far as is known now.
+    fn this_account(&self) -> Result<String, Fault> {
+        match self.account.get() {
+            Some(account) => Ok(account.clone()),
+            None => self.by_key(),
+        }
+    }
+
+    /// The account that this key is of: the recorded one, when it is the same key or the listing shows a pod made there.
+    fn whose(&self, pods: &[Value]) -> Result<String, Fault> {
+        let own = self.by_key()?;
+        let Some(known) = self.settings.account.as_ref() else {
+            return Ok(own);
+        };
+        let made_there = |pod: &Value| wire::mark(pod, boot::ACCOUNT) == Some(known.as_str());
+        let proven = self.account.get() == Some(known);
+        if own == *known || proven || pods.iter().any(made_there) {
+            return Ok(known.clone());
+        }
+        let name = &self.settings.name;
+        let message = format!(
+            "the key is {own}, the machines are on account {known}, and none of them is listed: this may be another account"
+        );
+        let cause = Cause::new(FailureClass::Auth, message);
+        Err(Fault::before(cause.hint(format!(
+            "put the key that they were rented with back into [provider.{name}], end them, and change it then; if you are sure \
+             that it is the same account and that they are gone, `stageline state rm` takes them out"
+        ))))
+    }
+
+    /// Every pod of the account.
+    async fn all(&self, age: Duration) -> Result<Vec<Machine>, Fault> {
+        let fetch = async || {
+            let mut call = Call::get("/v2/pods", REQUESTS);
+            call.query = vec![("includeClusterPods", "true".to_owned())];
+            let answer = self.api.read(call).await?;
+            let pods = wire::rows(&answer.body, "pods")?;
+            let account = self.whose(pods)?;
+            self.account.set(account).ok();
+            wire::machines(pods, self.settings.relay.as_deref())
+        };
+        self.listing.get(self.api.scaled(age), fetch).await
+    }
+
+    /// What the catalogue has of a cloud, with its stock for so many GPUs in one pod.
+    fn catalogue(path: String, cloud: Cloud, count: u32) -> Call {
+        let mut call = Call::get(path, REQUESTS);
+        call.query = vec![
+            ("include", "AVAILABILITY".to_owned()),
+            ("product", "POD".to_owned()),
+            ("count", count.to_string()),
+            ("cloud", cloud.as_str().to_owned()),
+        ];
+        call
+    }
+
+    /// Every type of GPU, with the stock of hosts that have one of these CUDA versions; of all hosts when there are none.
+    async fn types(
+        &self,
+        cloud: Cloud,
+        count: u32,
+        cuda: &BTreeSet<String>,
+    ) -> Result<Vec<Value>, Fault> {
+        let mut call = Self::catalogue("/v2/catalog/gpus".to_owned(), cloud, count);
+        if !cuda.is_empty() {
+            let cuda: Vec<&str> = cuda.iter().map(String::as_str).collect();
+            call.query.push(("cudaVersions", cuda.join(",")));
+        }
+        let answer = self.api.read(call).await?;
+        wire::rows(&answer.body, "gpus").cloned()
+    }
+
+    async fn quotes(&self, requirement: &Requirement, disk: u64) -> Result<Vec<Quote>, Fault> {
+        let count = requirement.hints().gpus.max(1);
+        let mut quotes = Vec::new();
+        for cloud in Cloud::ALL {
+            let asks = |row: &Value| Asks::of(requirement, row, cloud, count);
+            let mut rows = self.types(cloud, count, &BTreeSet::new()).await?;
+            // Which versions there are is known only now.
+            let cuda: BTreeSet<String> = rows.iter().flat_map(|row| asks(row).cuda).collect();
+            if !cuda.is_empty() {
+                rows = self.types(cloud, count, &cuda).await?;
+            }
+            for row in &rows {
+                let name = &self.settings.name;
+                quotes.extend(offer::quotes(name, row, &asks(row), disk));
+            }
+        }
+        quotes.retain(|quote| requirement.takes_gpu(&quote.facts.gpus[0].model));
+        Ok(quotes)
+    }
+
+    /// A pod without a UDP port is reached by a relay; a simulator's is reached without.
+    fn reachable(&self) -> Result<(), Cause> {
+        let here = self.api.base()?.loopback;
+        if here || self.settings.relay.is_some() {
+            return Ok(());
+        }
+        let message = "a pod has no UDP port, and without a relay nobody could talk to its agent";
+        Err(Cause::new(FailureClass::Config, message)
+            .hint("add `[relay]` with the `url` of one that this computer and the pods can reach"))
+    }
+}
+
+fn traits(api: &Api) -> Traits {
+    let scaled = |span| api.scaled(span);
+    let within = |phase: &str, minutes: u64| PhaseLimit {
+        phase: phase.to_owned(),
+        within: scaled(Duration::from_secs(minutes * 60)).max(Duration::from_secs(60)),
+    };
+    let request_timeout = Duration::from_secs(60);
+    Traits {
+        finds_by_key: true,
+        visibility_delay: scaled(Duration::from_secs(120)),
+        late_commit_window: scaled(Duration::from_secs(600)),
+        // A simulator with a fast clock still needs time to answer.
+        request_timeout: api.base().map_or(request_timeout, |base| {
+            base.scaled_above(request_timeout, Duration::from_secs(5))
+        }),
+        // The pull of a large image included.
+        acquire_timeout: scaled(Duration::from_secs(20 * 60)).max(Duration::from_secs(120)),
+        bills_while_stopped: true,
+        self_destroy: false,
+        offers_are_one: false,
+        free: false,
+        rate: Duration::ZERO,
+        phases: vec![
+            within(wire::PROVISIONING, 10),
+            // "Running" is said before the image has arrived; and of a container that died.
+            within(wire::NOT_UP, 10),
+            within(AGENT_PHASE, 10),
+        ],
+    }
+}
+
+fn gigabytes(disk: Bytes) -> u64 {
+    disk.0.div_ceil(1 << 30).max(1)
+}
+
+#[async_trait]
+impl Provider for Runpod {
+    fn kind(&self) -> &'static str {
+        "runpod"
+    }
+
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
+        let quotes = self.quotes(requirement, gigabytes(disk)).await;
+        quotes.map_err(|fault| self.blind(fault))
+    }
+
+    async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
+        crash_point("a quote, not yet read again");
+        let Some(choice) = Choice::parse(&id.0) else {
+            return Ok(None);
+        };
+        let asks = &choice.asks;
+        let path = wire::path("/v2/catalog/gpus", &choice.gpu);
+        let mut call = Self::catalogue(path, asks.cloud, asks.count);
+        if !asks.cuda.is_empty() {
+            call.query.push(("cudaVersions", asks.cuda.join(",")));
+        }
+        let row = match self.api.read(call).await {
+            Ok(answer) => answer.body,
+            Err(fault) if fault.status == Some(404) => return Ok(None),
+            Err(fault) => return Err(self.blind(fault)),
+        };
+        let quotes = offer::quotes(&self.settings.name, &row, asks, gigabytes(disk));
+        Ok(quotes
+            .into_iter()
+            .find(|quote| quote.id == *id && quote.supply != Supply::Many(0)))
+    }
+
+    async fn account(&self) -> Result<Option<Account>, Blind> {
+        let seen = self.all(LOOK_AGE).await;
+        let id = seen.and_then(|_| self.this_account());
+        let id = id.map_err(|fault| self.blind(fault))?;
+        Ok(Some(self.settings.account_of(id)))
+    }
+
+    fn turn(&self) -> Duration {
+        self.api.gate(&REQUESTS).reserve()
+    }
+
+    async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
+        let account = self.this_account().map_err(|fault| fault.cause);
+        let body = self.reachable().and(account);
+        let body = body.and_then(|on| boot::body(&request, gigabytes(request.disk), &on));
+        let body = match body {
+            Ok(body) => body,
+            Err(cause) => return Outcome::Refused(cause),
+        };
+        let call = Call {
+            timeout: self.traits.request_timeout,
+            ..Call::send(Method::POST, "/v2/pods", REQUESTS, body)
+        };
+        crash_point("a create, not yet sent");
+        let answer = self.api.once(call).await;
+        self.listing.forget().await;
+        crash_point("a create, just answered");
+        match answer {
+            Ok(answer) => match wire::id(&answer.body) {
+                Some(id) => Outcome::Done(made(&request, id)),
+                None => {
+                    Outcome::InDoubt(Fault::shape("the create was answered without an id").cause)
+                }
+            },
+            Err(fault) => match fault.effect {
+                Effect::None => Outcome::Refused(wire::refused(fault)),
+                Effect::Possible => Outcome::InDoubt(fault.cause),
+            },
+        }
+    }
+
+    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
+        let ours = |machine: &Machine| {
+            let key = machine.request_key.as_ref();
+            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
+        };
+        let mut machines = self.list().await?;
+        machines.retain(ours);
+        Ok(machines)
+    }
+
+    async fn list(&self) -> Result<Vec<Machine>, Blind> {
+        let all = self.all(Duration::ZERO).await;
+        all.map_err(|fault| self.blind(fault))
+    }
+
+    async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
+        let all = self.all(LOOK_AGE).await;
+        let all = all.map_err(|fault| self.blind(fault))?;
+        Ok(all.into_iter().find(|machine| machine.id == *id))
+    }
+
+    async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
+        let again = self.api.scaled(RELEASE_AGAIN);
+        if (self.released).within(id, again.max(Duration::from_millis(500))) {
+            return Ok(Released::Accepted);
+        }
+        crash_point("a release, not yet sent");
+        let call = Call {
+            method: Method::DELETE,
+            ..Call::get(wire::path("/v2/pods", id.as_str()), REQUESTS)
+        };
+        let answer = self.api.release(call).await;
+        self.listing.forget().await;
+        crash_point("a release, just answered");
+        match answer {
+            Ok(_) => {
+                self.released.took(id);
+                Ok(Released::Accepted)
+            }
+            // No proof: a new pod is not found for a while.
+            Err(fault) if fault.status == Some(404) => Ok(Released::Unknown),
+            Err(fault) if fault.status == Some(409) => Err(fault.cause.hint(
+                "a pod of a cluster ends with its cluster, and a locked one is unlocked at the provider's console first",
+            )),
+            Err(fault) => Err(fault.cause),
+        }
+    }
+
+    async fn logs(&self, id: &MachineId, tail: usize) -> Result<Vec<u8>, Cause> {
+        let path = format!("{}/logs", wire::path("/v2/pods", id.as_str()));
+        let mut call = Call::get(path, REQUESTS);
+        // What the host says is of use too: how far the image is, and why the container did not start.
+        call.query = vec![("tail", "500".to_owned())];
+        call.bytes_max = 4 << 20;
+        let stream = self.api.stream(call, LOG_QUIET).await;
+        let mut log = wire::log(&stream.map_err(|fault| fault.cause)?);
+        Ok(log.split_off(log.len().saturating_sub(tail)))
+    }
+}
+
+fn made(request: &CreateRequest, id: MachineId) -> Machine {
+    Machine {
+        id,
+        request_key: Some(request.request_key.clone()),
+        status: MachineStatus::Pending(Phase::new(wire::PROVISIONING)),
+        price_per_hour: request.quote.price_per_hour,
+        facts: request.quote.facts.clone(),
+        contact: Contact::default(),
+        created_at: None,
+    }
+}

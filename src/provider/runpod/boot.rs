@@ -1,0 +1,71 @@
+//! What a new pod is made from: its image, where it may be placed, and the command that starts the agent.
+//!
+//! The agent's package goes into environment variables: whoever has the account can read them, and they are of use on that pod
+//! only. The command is the container's own, so it stays in front for as long as the pod lives.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::topology::AgentSource;
+
+use super::offer::Choice;
+use crate::provider::CreateRequest;
+use crate::provider::http::{package, start_script};
+
+/// What the provider runs when no image is asked for: one of its own, which most hosts have already.
+const PLAIN_IMAGE: &str = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404";
+
+/// Says to people who look at the pod which request made it, also when its name was changed.
+const MARK: &str = "STAGELINE_REQUEST_KEY";
+
+/// Says which account the pod was rented on, to whoever lists it with another key.
+pub(super) const ACCOUNT: &str = "STAGELINE_ACCOUNT";
+
+/// The body of the create.
+pub(super) fn body(request: &CreateRequest, disk: u64, account: &str) -> Result<Value, Cause> {
+    let Some(choice) = Choice::parse(&request.quote.id.0) else {
+        let message = format!("`{}` is no offer of this provider", request.quote.id);
+        return Err(Cause::new(FailureClass::OfferGone, message));
+    };
+    let asks = &choice.asks;
+    let mut gpu = Map::from_iter([
+        ("id".to_owned(), json!(choice.gpu)),
+        ("count".to_owned(), json!(asks.count)),
+    ]);
+    let mut asked = |field: &str, asked: bool, value: Value| {
+        if asked {
+            gpu.insert(field.to_owned(), value);
+        }
+    };
+    asked(
+        "allowedCudaVersions",
+        !asks.cuda.is_empty(),
+        json!(asks.cuda),
+    );
+    asked("minRamPerGpu", asks.memory > 0, json!(asks.memory));
+    asked("minVcpuCountPerGpu", asks.cpus > 0, json!(asks.cpus));
+    let mut env = package(&request.boot, None).environment();
+    env.insert(MARK.to_owned(), request.request_key.as_str().to_owned());
+    env.insert(ACCOUNT.to_owned(), account.to_owned());
+    let places: Vec<&String> = choice.datacenter.iter().collect();
+    Ok(json!({
+        "name": request.request_key.as_str(),
+        "image": request.image.as_deref().unwrap_or(PLAIN_IMAGE),
+        "args": args(request.agent.as_ref().unwrap_or(&AgentSource::Image)),
+        "gpu": gpu,
+        "cloud": asks.cloud.as_str(),
+        "dataCenterIds": places,
+        "disk": disk,
+        "env": env,
+    }))
+}
+
+/// The container's command. In one word without quotes, whatever is in it: the provider splits it as a shell does.
+pub(super) fn args(agent: &AgentSource) -> String {
+    let script = format!("{}wait\n", start_script(agent));
+    let script = STANDARD.encode(script);
+    format!(
+        "sh -c 'echo {script} | base64 -d >/tmp/stageline-start && exec sh /tmp/stageline-start'"
+    )
+}
