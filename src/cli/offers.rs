@@ -201,8 +201,10 @@ impl Offers {
     }
 }
 
-fn rank(quote: &Quote) -> (stageline_core::unit::MicroDollars, &Name, &str) {
-    (quote.price_per_hour, &quote.provider, &quote.id.0)
+/// The cheapest first, and what is sold out after all that can be had.
+fn rank(quote: &Quote) -> (bool, stageline_core::unit::MicroDollars, &Name, &str) {
+    let sold_out = quote.supply == Supply::Many(0);
+    (sold_out, quote.price_per_hour, &quote.provider, &quote.id.0)
 }
 
 fn row(quote: &Quote) -> [String; 7] {

@@ -105,6 +105,8 @@ pub struct Machine {
     pub gone_from: Option<u64>,
     /// It was gone, and is listed until then all the same.
     pub ghost_until: u64,
+    /// It costs its price from the create on, whatever its state, and not only while it runs.
+    pub bills_booting: bool,
     /// What it costs.
     pub meter: Meter,
     /// Its agent.
@@ -145,7 +147,8 @@ impl Machine {
         self.gone_from.is_none_or(|from| now < from)
     }
 
-    /// Counts its bill up to now: the machine while it runs, its disk as long as it is there, nothing while its host is away.
+    /// Counts its bill up to now: the machine while it runs, its disk as long as it is there, nothing while its host is away;
+    /// or all of it from its create until it is ended or taken back.
     pub(super) fn count(&mut self, now: u64) {
         let until = self.gone_from.map_or(now, |from| from.min(now));
         let away = self.away.unwrap_or((0, 0));
@@ -153,6 +156,9 @@ impl Machine {
             .saturating_sub(overlap((self.created, until), away));
         let end = self.stopped_from.unwrap_or(u64::MAX).min(until);
         let running = match self.course {
+            Course::Well | Course::Never | Course::Dies(_) if self.bills_booting => {
+                end.saturating_sub(self.created)
+            }
             Course::Well => overlap((self.runs, end), (0, u64::MAX))
                 .saturating_sub(overlap((self.runs, end), away)),
             Course::Never | Course::Dies(_) => 0,

@@ -48,6 +48,8 @@ pub struct Wish {
     pub onstart: String,
     /// It begins stopped.
     pub stopped: bool,
+    /// It costs its price from the create on, and not only while it runs.
+    pub bills_booting: bool,
     /// Where its agent listens; none is a free port, which is mapped.
     pub listen: Option<SocketAddr>,
     /// What only this provider's record of it has.
@@ -227,6 +229,7 @@ impl World {
             wrong_address: u32::from(fires("ip-changes").is_some()),
             gone_from: None,
             ghost_until: 0,
+            bills_booting: wish.bills_booting,
             meter,
             agent: None,
             started: false,

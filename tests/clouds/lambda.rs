@@ -275,6 +275,26 @@ async fn a_machine_of_lambda_is_seen_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_of_lambda_that_never_boots_is_billed_until_it_is_ended() {
+    let cloud = cloud(Kind::Lambda, vec![Fault::of("boot-never")], 1, false).await;
+    let lambda = adapter(&cloud, "bill", None);
+    let id = made(&lambda).await;
+    let hour = lambda.describe(&id).await.expect("seen").expect("listed");
+    let hour = hour.price_per_hour.0;
+    cloud.world.clock.advance(3_600_000);
+    lambda.release(&id).await.expect("taken");
+    let bill = cloud.world.bill();
+    // An hour, and the seconds of this test.
+    assert!(
+        (hour..hour + hour / 30).contains(&bill.0),
+        "{bill} of {hour}"
+    );
+    cloud.world.clock.advance(3_600_000);
+    assert_eq!(cloud.world.bill(), bill);
+    cloud.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_that_somebody_else_terminated_is_noticed_and_nothing_is_left_of_it() {
     let cloud = cloud(Kind::Lambda, vec![], 600, false).await;
     let lambda = adapter(&cloud, "k", None);

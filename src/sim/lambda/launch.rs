@@ -163,6 +163,7 @@ fn wish(account: &str, offer: &Offer, body: &Value) -> Wish {
         disk_gib: offer.facts.disk.0 >> 30,
         env: package(&user_data),
         onstart: user_data,
+        bills_booting: true,
         listen: Some(SocketAddr::from((address, AGENT_PORT))),
         more,
         ..Wish::default()
