@@ -38,18 +38,23 @@ use crate::provider::{
 
 const URL: &str = "https://cloud.lambda.ai";
 
-/// Every request of an account, launches included.
-const ANY: Endpoint = Endpoint::each("any", Duration::from_secs(1));
+/// Every request of an account, launches included. One in a second is allowed; some take longer to arrive than others.
+const ANY: Endpoint = Endpoint::each("any", Duration::from_millis(1100));
 
-/// Turns for a launch are this far apart.
+/// Least time between two launches, where they arrive.
 const LAUNCH_EVERY: Duration = Duration::from_secs(12);
-const LAUNCH: Endpoint = Endpoint::each("launch", LAUNCH_EVERY);
+
+/// Turns for a launch are a little further apart: each has its way there and back.
+const LAUNCH: Endpoint = Endpoint::each("launch", Duration::from_millis(12_500));
 
 /// And so is what is really sent: between a turn and its launch the offer is read again, which takes now more, now less.
 const SENT: Endpoint = Endpoint::each("launch, as sent", LAUNCH_EVERY);
 
+/// A launch arrives no later than this after it was sent, or when its answer is there.
+const ARRIVAL_MAX: Duration = Duration::from_secs(3);
+
 /// Longest wait of a launch for its moment, once its turn has come.
-const MOMENT_MAX: Duration = Duration::from_secs(8);
+const MOMENT_MAX: Duration = Duration::from_secs(20);
 
 /// Longest look at what a launch needs of the account.
 const READY_MAX: Duration = Duration::from_secs(12);
@@ -278,6 +283,14 @@ impl Lambda {
         Ok(())
     }
 
+    /// The next launch keeps its distance from where this one arrived, which was before its answer came.
+    fn arrived(&self, sent: Instant) {
+        let took = sent.elapsed();
+        let way = took.min(self.api.scaled(ARRIVAL_MAX));
+        let left = (way + self.api.scaled(LAUNCH_EVERY)).saturating_sub(took);
+        self.api.gate(&SENT).hold(left);
+    }
+
     /// A span of the provider's clock that a real process needs some of too.
     fn above(&self, span: Duration) -> Duration {
         above(&self.api, span)
@@ -441,7 +454,9 @@ impl Provider for Lambda {
             ..Call::send(Method::POST, path, LAUNCH, body)
         };
         crash_point("a create, not yet sent");
+        let sent = Instant::now();
         let answer = self.api.once(call).await;
+        self.arrived(sent);
         self.listing.forget().await;
         crash_point("a create, just answered");
         match answer {

@@ -22,8 +22,9 @@ const TICK: Duration = Duration::from_millis(25);
 /// How long a host takes to begin, by the simulator's clock.
 const PROVISION_MS: u64 = 5_000;
 
-/// By so much a request may come early: the way there is not always the same.
-const SLACK_MS: u64 = 100;
+/// By so much of real time a request may come early, at the real pace and at a faster one: the way there is not always the
+/// same, and a short distance is soon lost on a busy computer.
+const SLACK_MS: (u64, u64) = (100, 200);
 
 /// The fastest clock by which requests can be told to come too soon: beyond it, distances are shorter than a network keeps.
 const PACED_SPEED_MAX: u32 = 10;
@@ -124,7 +125,11 @@ impl World {
         *inner.requests.entry(endpoint).or_default() += 1;
         let window = every * u64::try_from(burst).unwrap_or(1);
         let speed = self.clock.speed();
-        let window = window.saturating_sub(SLACK_MS * u64::from(speed));
+        let slack = match speed {
+            1 => SLACK_MS.0,
+            speed => SLACK_MS.1 * u64::from(speed),
+        };
+        let window = window.saturating_sub(slack);
         let recent = inner
             .recent
             .entry((account.to_owned(), endpoint))

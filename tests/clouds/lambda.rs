@@ -390,8 +390,8 @@ async fn an_account_that_is_not_ready_rents_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_launches_at_once_keep_every_distance() {
-    // Distances are told up to this pace: a launch each 1.5 s.
-    const SPEED: u32 = 8;
+    // A launch each 3 s, a request each 0.25 s.
+    const SPEED: u32 = 4;
     let cloud = cloud(Kind::Lambda, vec![], SPEED, false).await;
     let (one, two) = (adapter(&cloud, "pace", None), adapter(&cloud, "pace", None));
     let quote = quotes(&one).await.remove(0);
