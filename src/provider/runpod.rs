@@ -48,6 +48,13 @@ const REQUESTS: Endpoint = Endpoint {
     burst: 48,
 };
 
+/// Listings by themselves: whoever waits for a proof asks again and again, and would use up what others need.
+const LISTINGS: Endpoint = Endpoint {
+    name: "listings",
+    every: Duration::from_secs(2),
+    burst: 3,
+};
+
 /// How old a listing may be for a mere look at one pod.
 const LOOK_AGE: Duration = Duration::from_secs(3);
 
@@ -135,7 +142,8 @@ impl Runpod {
             self.account.set(account).ok();
             wire::machines(pods, self.settings.relay.as_deref())
         };
-        self.listing.get(self.api.scaled(age), fetch).await
+        let turn = async || tokio::time::sleep(self.api.gate(&LISTINGS).reserve()).await;
+        self.listing.paced(self.api.scaled(age), turn, fetch).await
     }
 
     /// What the catalogue has of a cloud, with its stock for so many GPUs in one pod.

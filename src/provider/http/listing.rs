@@ -30,6 +30,19 @@ impl<T: Clone> Shared<T> {
         age: Duration,
         fetch: impl AsyncFnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
+        self.paced(age, async || {}, fetch).await
+    }
+
+    /// The same, where listings have to wait for their turn: who asks meanwhile shares the one that follows.
+    ///
+    /// # Errors
+    /// What `fetch` says; it is asked again by the next who comes.
+    pub async fn paced<E>(
+        &self,
+        age: Duration,
+        turn: impl AsyncFnOnce(),
+        fetch: impl AsyncFnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
         let asked = Instant::now();
         let mut last = self.last.lock().await;
         if let Some((began, listing)) = last.as_ref()
@@ -37,6 +50,7 @@ impl<T: Clone> Shared<T> {
         {
             return Ok(listing.clone());
         }
+        turn().await;
         let began = Instant::now();
         let listing = fetch().await;
         if let Ok(listing) = &listing {
@@ -85,5 +99,22 @@ mod tests {
         assert_eq!((first, others.0, others.1), (Ok(1), Ok(2), Ok(2)));
         assert!(others.2 == Ok(1) || others.2 == Ok(2));
         assert_eq!(count.get(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_ask_before_its_turn_share_it() {
+        let shared = Shared::new();
+        let count = Cell::new(0_u32);
+        let fetch = async || {
+            count.set(count.get() + 1);
+            Ok::<_, ()>(count.get())
+        };
+        let turn = async || tokio::time::sleep(Duration::from_secs(2)).await;
+        let later = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            shared.paced(Duration::ZERO, turn, fetch).await
+        };
+        let both = futures::join!(shared.paced(Duration::ZERO, turn, fetch), later);
+        assert_eq!(both, (Ok(1), Ok(1)));
     }
 }

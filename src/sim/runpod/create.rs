@@ -219,6 +219,8 @@ fn wish(account: &str, body: &Value) -> Wish {
         disk_gib: whole(body, "disk").unwrap_or(DISK),
         env,
         onstart: text("args"),
+        // What a pod costs is told of one that is being provisioned.
+        bills_booting: true,
         more,
         ..Wish::default()
     }
