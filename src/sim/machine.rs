@@ -107,6 +107,8 @@ pub struct Machine {
     pub ghost_until: u64,
     /// It costs its price from the create on, whatever its state, and not only while it runs.
     pub bills_booting: bool,
+    /// For so long it is on its way out, and bills, once its end was asked for.
+    pub ends_within: u64,
     /// What it costs.
     pub meter: Meter,
     /// Its agent.

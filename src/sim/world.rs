@@ -51,6 +51,8 @@ pub struct Wish {
     pub stopped: bool,
     /// It costs its price from the create on, and not only while it runs.
     pub bills_booting: bool,
+    /// For so long it is on its way out, and bills, once its end was asked for; milliseconds.
+    pub ends_within: u64,
     /// Where its agent listens; none is a free port, which is mapped.
     pub listen: Option<SocketAddr>,
     /// What only this provider's record of it has.
@@ -235,6 +237,7 @@ impl World {
             gone_from: None,
             ghost_until: 0,
             bills_booting: wish.bills_booting,
+            ends_within: wish.ends_within,
             meter,
             agent: None,
             started: false,
@@ -254,7 +257,8 @@ impl World {
         }
         machine.count(now);
         let late = self.faults.fires("delete-late");
-        machine.gone_from = Some(now + late.map_or(0, |fault| fault.millis(300)));
+        let within = machine.ends_within;
+        machine.gone_from = Some(now + late.map_or(within, |fault| fault.millis(300)));
         let ghost = self.faults.fires("list-ghost");
         machine.ghost_until = ghost.map_or(0, |fault| now + fault.millis(60));
         let offer = machine.offer.id;

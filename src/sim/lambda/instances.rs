@@ -10,8 +10,7 @@ use super::super::serve::Reply;
 use super::super::world::World;
 use super::{id, invalid, no, number, oops, types, unknown, yes};
 
-/// For so long an ended one is `terminating`, and listed at all, by the simulator's clock.
-const TERMINATING_MS: u64 = 8_000;
+/// For so long one that is gone is listed as `terminated`, by the simulator's clock.
 const TERMINATED_MS: u64 = 30_000;
 
 /// Instances of one page, when there are pages.
@@ -104,7 +103,7 @@ fn is_listed(machine: &Machine, now: u64) -> bool {
 
 fn status(machine: &Machine, now: u64) -> &'static str {
     if let Some(from) = machine.gone_from.filter(|_| !ghost(machine, now)) {
-        return if now < from + TERMINATING_MS {
+        return if now < from {
             "terminating"
         } else {
             "terminated"
@@ -233,6 +232,7 @@ pub(super) fn terminate(world: &World, account: &str, body: &Value) -> Reply {
         rows.extend(with(world, account, id, row));
         let mut inner = world.lock();
         if let (true, Some(machine)) = (forgotten, inner.machines.get_mut(&number)) {
+            machine.gone_from = Some(world.clock.now());
             machine.more[FORGOTTEN] = json!(true);
         }
     }

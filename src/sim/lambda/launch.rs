@@ -17,6 +17,9 @@ const AGENT_PORT: u16 = 41641;
 /// The file of the user data that has the agent's package.
 const PACKAGE: &str = "/etc/stageline/boot.env";
 
+/// For so long an instance is `terminating`, by the simulator's clock.
+const TERMINATING_MS: u64 = 8_000;
+
 /// Limits of the fields.
 const NAME_MAX: usize = 64;
 const USER_DATA_MAX: usize = 1 << 20;
@@ -164,6 +167,7 @@ fn wish(account: &str, offer: &Offer, body: &Value) -> Wish {
         env: package(&user_data),
         onstart: user_data,
         bills_booting: true,
+        ends_within: TERMINATING_MS,
         listen: Some(SocketAddr::from((address, AGENT_PORT))),
         more,
         ..Wish::default()
