@@ -78,12 +78,7 @@ struct Inner {
 #[derive(Default)]
 pub struct Sight {
     gpus: tokio::sync::OnceCell<Gpus>,
-    /// When processes were looked at last, by the boot-time clock.
-    processes: std::sync::Mutex<Option<(Duration, Arc<Processes>)>>,
 }
-
-/// How old a look at all processes may be for a quote, which is perishable anyway. Nothing else is built on an old look.
-const SIGHT_AGE: Duration = Duration::from_millis(500);
 
 impl LocalProvider {
     /// A provider with these settings. Nothing is touched before it is asked something.
@@ -202,20 +197,9 @@ impl Inner {
         Ok(keys)
     }
 
-    /// How many machines there are, for a quote.
+    /// How many slots are taken, for a quote: by the folders. A launch looks closer.
     fn taken(&self) -> Result<u32, Cause> {
-        let now = self.clock.boottime();
-        let mut seen = self.sight.processes.lock().expect("no look panics");
-        let processes = match &*seen {
-            Some((at, processes)) if now.saturating_sub(*at) < SIGHT_AGE => processes.clone(),
-            Some(_) | None => {
-                let processes = Arc::new(self.look()?);
-                *seen = Some((now, processes.clone()));
-                processes
-            }
-        };
-        drop(seen);
-        let keys = self.keys(&processes)?;
+        let keys = self.keys(&Processes::default())?;
         Ok(u32::try_from(keys.len()).unwrap_or(u32::MAX))
     }
 

@@ -257,7 +257,7 @@ fn ranking(asks: u32) -> io::Result<()> {
         };
         quote.facts.gpus = vec![gpu; 1 + (n % 3) as usize];
         quote.facts.region = Some(if n.is_multiple_of(5) { "DE" } else { "US" }.to_owned());
-        let reliability = format!("0.{}", 90 + n % 10);
+        let reliability = format!("0.{}", 90 + n / 20 % 10);
         quote
             .facts
             .extra

@@ -7,7 +7,7 @@
 mod brief;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::id::{
     Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, LeaseId, Lineage, MachineId,
@@ -17,6 +17,7 @@ use crate::offer::QuoteId;
 use crate::plan::StepId;
 use crate::resource::{Account, Cause, Receipt, Spec};
 use crate::state::Recorded;
+use crate::tagged::Tagged;
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
 pub use brief::{Brief, ReadyBriefly, shorten};
@@ -46,7 +47,8 @@ pub struct Entry {
 
 /// One thing that was intended or that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "record", rename_all = "kebab-case")]
+#[serde(remote = "Self", rename_all = "kebab-case")]
+#[schemars(!remote, tag = "record")]
 #[expect(
     clippy::large_enum_variant,
     reason = "records are written and folded one by one; hardly any are held"
@@ -258,6 +260,18 @@ pub enum Record {
         #[schemars(with = "String")]
         at: Timestamp,
     },
+}
+
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, Tagged::new("record", serializer))
+    }
+}
+
+impl<'de> Deserialize<'de> for Record {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::deserialize(Tagged::new("record", deserializer))
+    }
 }
 
 /// A moment by a clock that nobody can set. Only two moments of the same boot can be compared.

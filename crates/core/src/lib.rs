@@ -18,5 +18,6 @@ pub mod retry;
 pub mod shared;
 pub mod stage_protocol;
 pub mod state;
+mod tagged;
 pub mod topology;
 pub mod unit;

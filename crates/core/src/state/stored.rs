@@ -91,7 +91,7 @@ struct WrittenResource<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tried_since: &'a Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    billed: &'a Option<Billed>,
+    billed: Option<WrittenBilled>,
     #[serde(skip_serializing_if = "Option::is_none")]
     made_for: &'a Option<LeaseId>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -139,6 +139,57 @@ struct WrittenLease<'a> {
     place: &'a Place,
     #[serde(skip_serializing_if = "Option::is_none")]
     ready: Option<WrittenReady<'a>>,
+}
+
+/// An account. What is left out is as it is for a machine that costs what it always did: billed for certain since it was
+/// made, perhaps since it was asked for, and seen last when it was made.
+#[derive(Serialize)]
+struct WrittenBilled {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<Spent>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    maybe_since: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seen: Option<Timestamp>,
+}
+
+impl WrittenBilled {
+    fn of(billed: &Billed, recorded: &Recorded) -> Self {
+        let usual = usual_account(recorded.receipt.as_ref(), recorded.tried_since);
+        let Some(usual) = usual else {
+            return Self {
+                before: Some(billed.before),
+                since: Some(billed.since),
+                maybe_since: Some(billed.maybe_since),
+                seen: Some(billed.seen),
+            };
+        };
+        Self {
+            before: Some(billed.before).filter(|before| *before != usual.before),
+            since: Some(billed.since).filter(|since| *since != usual.since),
+            maybe_since: Some(billed.maybe_since).filter(|since| *since != usual.maybe_since),
+            seen: Some(billed.seen).filter(|seen| *seen != usual.seen),
+        }
+    }
+}
+
+/// The account that most machines have. A machine that becomes ready is seen then, which the account tells apart.
+fn usual_account(receipt: Option<&Receipt>, tried_since: Option<Timestamp>) -> Option<Billed> {
+    let Receipt::Lease(lease) = receipt? else {
+        return None;
+    };
+    let maybe_since = tried_since.unwrap_or(lease.created_at);
+    Some(Billed {
+        before: Spent {
+            since: Some(maybe_since),
+            ..Spent::default()
+        },
+        since: lease.created_at,
+        maybe_since,
+        seen: lease.created_at,
+    })
 }
 
 #[derive(Serialize)]
@@ -225,7 +276,7 @@ impl State {
                 attempts,
                 last_attempt: Some(*last_attempt).filter(|last| made_by != Some(*last)),
                 tried_since,
-                billed,
+                billed: billed.map(|billed| WrittenBilled::of(&billed, recorded)),
                 made_for,
                 tried,
             };

@@ -11,6 +11,7 @@ use super::super::{
     BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, LedgerClock, OpenAttempt, Pending,
     Recorded, Run, Spent, State, Tried,
 };
+use super::usual_account;
 use crate::id::{
     Address, Attempt, EndpointKey, Generation, LeaseId, Lineage, MachineId, Name, PlanId,
     RequestKey,
@@ -78,7 +79,7 @@ struct ReadResource {
     #[serde(default)]
     tried_since: Option<Timestamp>,
     #[serde(default)]
-    billed: Option<Billed>,
+    billed: Option<ReadBilled>,
     #[serde(default)]
     made_for: Option<LeaseId>,
     #[serde(default)]
@@ -121,6 +122,42 @@ struct ReadLease {
     place: Place,
     #[serde(default)]
     ready: Option<ReadReady>,
+}
+
+#[derive(Deserialize)]
+struct ReadBilled {
+    #[serde(default)]
+    before: Option<Spent>,
+    #[serde(default)]
+    since: Option<Timestamp>,
+    #[serde(default)]
+    maybe_since: Option<Timestamp>,
+    #[serde(default)]
+    seen: Option<Timestamp>,
+}
+
+impl ReadBilled {
+    /// What is left out is as usual.
+    fn account(self, usual: Option<Billed>) -> Result<Billed, String> {
+        let account = |usual: Billed| Billed {
+            before: self.before.unwrap_or(usual.before),
+            since: self.since.unwrap_or(usual.since),
+            maybe_since: self.maybe_since.unwrap_or(usual.maybe_since),
+            seen: self.seen.unwrap_or(usual.seen),
+        };
+        let whole = || {
+            Some(Billed {
+                before: self.before?,
+                since: self.since?,
+                maybe_since: self.maybe_since?,
+                seen: self.seen?,
+            })
+        };
+        usual
+            .map(account)
+            .or_else(whole)
+            .ok_or_else(|| "an account of no machine is not whole".to_owned())
+    }
 }
 
 #[derive(Deserialize)]
@@ -267,18 +304,21 @@ impl Tables {
             Some(Placed::At(place)) => Some(Spec::Lease(at(&self.specs, place)?.clone())),
             Some(Placed::Whole(spec)) => Some(spec),
         };
+        let receipt = read.receipt.map(|receipt| self.receipt(receipt, key));
+        let receipt = receipt.transpose()?;
+        let billed = read.billed.map(|billed| {
+            let usual = usual_account(receipt.as_ref(), read.tried_since);
+            billed.account(usual)
+        });
         Ok(Recorded {
             generation: read.generation,
             spec,
-            receipt: match read.receipt {
-                Some(receipt) => Some(self.receipt(receipt, key)?),
-                None => None,
-            },
+            receipt,
             pending: read.pending,
             attempts: read.attempts,
             last_attempt: read.last_attempt.or(made_by).unwrap_or_default(),
             tried_since: read.tried_since,
-            billed: read.billed,
+            billed: billed.transpose()?,
             made_for: read.made_for,
             tried: read.tried,
         })
