@@ -8,6 +8,7 @@
 
 mod dumps;
 mod fake;
+pub mod secret_file;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -144,6 +145,38 @@ pub fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
+/// This computer, told apart from any other one, also by a name or an address that changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Computer {
+    /// Its name, for people.
+    pub name: String,
+    /// What it is known by.
+    pub id: String,
+}
+
+impl Computer {
+    /// The one that this runs on. By its installation; where the system does not say, by its name.
+    pub fn this() -> Self {
+        let name = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        if let Some(other) = seam(COMPUTER) {
+            return Self {
+                id: other.clone(),
+                name: other,
+            };
+        }
+        let installed = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
+        let mut ids = installed.iter().filter_map(|path| {
+            let id = std::fs::read_to_string(path).ok()?;
+            Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+        });
+        let id = ids.next().unwrap_or_else(|| name.clone());
+        Self { name, id }
+    }
+}
+
 /// One process on one computer, told apart from any other that ever ran: for courtesy, not for safety.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ProcessId {
@@ -250,8 +283,13 @@ const DIE_AT: &str = "STAGELINE_TEST_DIE_AT";
 /// The same for a process that is stopped there, until somebody lets it go on.
 #[cfg(debug_assertions)]
 const STOP_AT: &str = "STAGELINE_TEST_STOP_AT";
+/// The same for a process that panics there.
+#[cfg(debug_assertions)]
+const PANIC_AT: &str = "STAGELINE_TEST_PANIC_AT";
 /// Another name and another boot for this computer, as on a second one.
 const HOST: &str = "STAGELINE_TEST_HOST";
+/// Another installation than this computer's, as on a second one.
+const COMPUTER: &str = "STAGELINE_TEST_COMPUTER";
 /// Seconds by which the wall clock of this computer is wrong.
 const CLOCK_SHIFT: &str = "STAGELINE_TEST_CLOCK_SHIFT";
 /// Milliseconds between two heartbeats of a lock.
@@ -273,7 +311,8 @@ pub(crate) fn heartbeat() -> Option<Duration> {
 }
 
 /// A seam for tests, and nothing in a release build: the process dies at the n-th of these points, as by `kill -9`,
-/// when `STAGELINE_TEST_DIE_AT` is n, and is stopped there when `STAGELINE_TEST_STOP_AT` is. They stand before and after
+/// when `STAGELINE_TEST_DIE_AT` is n, is stopped there when `STAGELINE_TEST_STOP_AT` is, and panics when
+/// `STAGELINE_TEST_PANIC_AT` is. They stand before and after
 /// each durable write and each call to a provider, and between the effects of one call, so that a test can go through
 /// all of them one by one.
 #[inline]
@@ -284,9 +323,13 @@ pub fn crash_point(what: &str) {
         use std::io::Write as _;
         use std::sync::LazyLock;
         use std::sync::atomic::{AtomicU32, Ordering};
-        struct Point(&'static str, Signal, AtomicU32);
+        struct Point(&'static str, Option<Signal>, AtomicU32);
         static POINTS: LazyLock<Vec<Point>> = LazyLock::new(|| {
-            let all = [(DIE_AT, Signal::KILL), (STOP_AT, Signal::STOP)];
+            let all = [
+                (DIE_AT, Some(Signal::KILL)),
+                (STOP_AT, Some(Signal::STOP)),
+                (PANIC_AT, None),
+            ];
             let set = all.into_iter().filter_map(|(name, signal)| {
                 let n = variable(name)?.parse().ok()?;
                 Some(Point(name, signal, AtomicU32::new(n)))
@@ -297,6 +340,9 @@ pub fn crash_point(what: &str) {
             if left.fetch_sub(1, Ordering::Relaxed) == 1 {
                 // Nobody misses the line when nobody reads it.
                 let _ = writeln!(std::io::stderr(), "{name}: at {what}");
+                let Some(signal) = signal else {
+                    panic!("{name}: at {what}");
+                };
                 let _ = rustix::process::kill_process(rustix::process::getpid(), *signal);
             }
         }

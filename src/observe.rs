@@ -4,7 +4,7 @@
 
 pub mod orphans;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
 use stageline_core::offer::{Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, DISK, FailureClass, LeaseReceipt, Spec};
 use stageline_core::state::{
-    Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen, State,
+    Billed, Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen, State, Stray,
 };
 use stageline_core::unit::Bytes;
 
 use crate::ambient::Clock;
 use crate::machine::{AgentStatus, Machines, Target, WorkerState, share_fingerprint};
-use crate::provider::{Blind, Machine, MachineStatus, Provider, Providers};
+use crate::provider::{Blind, Machine, MachineStatus, Provider, Providers, same_account};
 
 /// Agents that are asked at once.
 const AGENTS_AT_ONCE: usize = 64;
@@ -48,48 +48,113 @@ pub async fn look(
             continue;
         };
         let listing = &listings[&(held.provider.clone(), held.provider_kind.clone())];
-        let age = age(state, recorded, held, clock);
+        let age = age(state, recorded.billed.as_ref(), held, clock);
         let young = is_young(providers, held, age);
         let seen = seen(listing, held, young);
         observed.leases.insert(lease.clone(), seen);
     }
+    observed.strays = strays(state, &listings);
     if let Some(machines) = machines {
         observed.agents = ask_agents(state, &observed, machines, clock).await;
     }
     observed
 }
 
-type Listings = BTreeMap<(Name, String), Result<BTreeMap<MachineId, Machine>, Cause>>;
+/// What one provider answered.
+struct Listed {
+    machines: BTreeMap<MachineId, Machine>,
+    /// Whose they are, asked only when a recorded machine is missing: then all hangs on it.
+    account: Result<Option<Account>, Cause>,
+}
+
+type Listings = BTreeMap<(Name, String), Result<Listed, Cause>>;
 
 /// One listing for each provider that recorded leases come from.
 async fn list(state: &State, providers: &Providers) -> Listings {
-    let mut sellers: Vec<(Name, String)> = state
-        .existing()
-        .filter_map(|(address, _)| address.lease().and_then(|lease| state.lease(lease)))
-        .map(|held| (held.provider.clone(), held.provider_kind.clone()))
-        .collect();
-    sellers.sort();
-    sellers.dedup();
-    let asked = sellers.into_iter().map(|(name, kind)| async {
+    let mut sellers: BTreeMap<(Name, String), Vec<&MachineId>> = BTreeMap::new();
+    let leases = state.existing().filter_map(|(address, _)| address.lease());
+    for held in leases.filter_map(|lease| state.lease(lease)) {
+        let seller = (held.provider.clone(), held.provider_kind.clone());
+        sellers.entry(seller).or_default().push(&held.machine);
+    }
+    let asked = sellers.into_iter().map(|((name, kind), held)| async move {
         let listing = match providers.get(&name, &kind) {
-            Ok(provider) => provider.list().await.map_err(|blind| blind.cause),
+            Ok(provider) => ask_seller(provider.as_ref(), &held).await,
             Err(cause) => Err(cause),
         };
-        let by_id = listing.map(|machines| {
-            machines
-                .into_iter()
-                .map(|machine| (machine.id.clone(), machine))
-                .collect()
-        });
-        ((name, kind), by_id)
+        ((name, kind), listing)
     });
     futures::future::join_all(asked).await.into_iter().collect()
 }
 
+/// Machines whose names are like those of ours, and that no lease and no open try stands for.
+fn strays(state: &State, listings: &Listings) -> Vec<Stray> {
+    let mut ids = BTreeSet::new();
+    let mut keys = BTreeSet::new();
+    for (address, recorded) in state.existing() {
+        if let Some(held) = address.lease().and_then(|lease| state.lease(lease)) {
+            ids.insert(&held.machine);
+            keys.insert(&held.request_key);
+        }
+        keys.extend(
+            recorded
+                .attempts
+                .values()
+                .map(|open| &open.launch.request_key),
+        );
+    }
+    let mark = state
+        .genesis
+        .as_ref()
+        .map(|it| RequestKey::mark(&it.lineage));
+    let mut strays: Vec<Stray> = Vec::new();
+    for ((provider, _), listed) in listings {
+        let machines = listed.iter().flat_map(|listed| listed.machines.values());
+        for machine in machines {
+            let Some(key) = &machine.request_key else {
+                continue;
+            };
+            let known = ids.contains(&machine.id) || keys.contains(key);
+            if known || state.disowned.contains_key(&machine.id) {
+                continue;
+            }
+            strays.push(Stray {
+                provider: provider.clone(),
+                machine: machine.id.clone(),
+                key: key.clone(),
+                price_per_hour: machine.price_per_hour,
+                own: mark
+                    .as_ref()
+                    .is_some_and(|mark| key.as_str().starts_with(mark)),
+            });
+        }
+    }
+    strays
+}
+
+async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<Listed, Cause> {
+    let machines = provider.list().await.map_err(|blind| blind.cause)?;
+    let by_id = machines
+        .into_iter()
+        .map(|machine| (machine.id.clone(), machine));
+    let machines: BTreeMap<MachineId, Machine> = by_id.collect();
+    let account = if held.iter().all(|id| machines.contains_key(*id)) {
+        Ok(None)
+    } else {
+        provider.account().await.map_err(|blind| blind.cause)
+    };
+    Ok(Listed { machines, account })
+}
+
 /// How long ago a machine was made, at least. In ledger time, so that a wall clock that is set makes no machine of this
 /// boot older; where that is not known, a wall clock that was set back leaves it young, which is safe.
-pub fn age(state: &State, recorded: &Recorded, held: &LeaseReceipt, clock: &dyn Clock) -> Duration {
-    let age = match recorded.billed {
+pub fn age(
+    state: &State,
+    billed: Option<&Billed>,
+    held: &LeaseReceipt,
+    clock: &dyn Clock,
+) -> Duration {
+    let age = match billed {
         Some(billed) => {
             let now = state.ledger_now(clock.now(), clock.boot_point().as_ref());
             now.duration_since(billed.since)
@@ -107,19 +172,37 @@ fn is_young(providers: &Providers, held: &LeaseReceipt, age: Duration) -> bool {
     age < provider.traits().visibility_delay
 }
 
-fn seen(
-    listing: &Result<BTreeMap<MachineId, Machine>, Cause>,
-    held: &LeaseReceipt,
-    young: bool,
-) -> Seen<ObservedLease> {
+impl Listed {
+    /// Other machines that carry the name of this one.
+    fn twins(&self, held: &LeaseReceipt) -> Vec<MachineId> {
+        let others = self.machines.values().filter(|machine| {
+            machine.id != held.machine && machine.request_key.as_ref() == Some(&held.request_key)
+        });
+        others.map(|machine| machine.id.clone()).collect()
+    }
+
+    /// Whether what is missing here was made on the account that answered.
+    fn is_of(&self, held: &LeaseReceipt) -> Result<(), Cause> {
+        let Some(made_on) = &held.account else {
+            return Ok(());
+        };
+        let now = self.account.as_ref().map_err(Cause::clone)?;
+        same_account(&held.provider, made_on, now.as_ref())
+    }
+}
+
+fn seen(listing: &Result<Listed, Cause>, held: &LeaseReceipt, young: bool) -> Seen<ObservedLease> {
     match listing {
         Err(cause) => Seen::Unknown(cause.clone()),
-        Ok(machines) => match machines.get(&held.machine) {
-            None if young => Seen::Unknown(Cause::new(
-                FailureClass::Unknown,
-                "it is too new to be in the provider's listing",
-            )),
-            None => Seen::Gone,
+        Ok(listed) => match listed.machines.get(&held.machine) {
+            None => match listed.is_of(held) {
+                Err(cause) => Seen::Unknown(cause),
+                Ok(()) if young => Seen::Unknown(Cause::new(
+                    FailureClass::Unknown,
+                    "it is too new to be in the provider's listing",
+                )),
+                Ok(()) => Seen::Gone,
+            },
             Some(machine) => Seen::There(ObservedLease {
                 dead: match &machine.status {
                     MachineStatus::Dead(why) => Some(why.clone()),
@@ -127,6 +210,9 @@ fn seen(
                     MachineStatus::Pending(_) | MachineStatus::Running => None,
                 },
                 price_per_hour: machine.price_per_hour,
+                gpus: machine.facts.gpus.clone(),
+                renamed: machine.request_key.as_ref() != Some(&held.request_key),
+                twins: listed.twins(held),
             }),
         },
     }
@@ -213,6 +299,7 @@ fn agent(state: &State, lease: &LeaseId, status: &AgentStatus) -> ObservedAgent 
         .iter()
         .map(|(name, (spec, _))| (name.clone(), *spec));
     ObservedAgent {
+        gpus: status.facts.gpus.clone(),
         delivery: recorded.and_then(|recorded| delivered(recorded, status)),
         stages: stages.collect(),
         exposures: exposures.collect(),
@@ -298,8 +385,22 @@ pub async fn survivors(state: &State, providers: &Providers) -> Result<Vec<Survi
     let mut left = Vec::new();
     for (name, provider) in providers.named() {
         let kind = provider.kind();
-        let found = provider.find(&mark).await?;
         let account = provider.account().await?;
+        for held in state
+            .existing()
+            .filter_map(|(address, _)| state.lease(address.lease()?))
+        {
+            if let Some(made_on) = held.account.as_ref().filter(|_| held.provider == name)
+                && let Err(cause) = same_account(&name, made_on, account.as_ref())
+            {
+                return Err(Blind {
+                    provider: name,
+                    cause,
+                    retry_after: None,
+                });
+            }
+        }
+        let found = provider.find(&mark).await?;
         left.extend(found.into_iter().map(|machine| Survivor {
             provider: name.clone(),
             account: account.clone(),

@@ -3,6 +3,7 @@
 //! The rest of the program branches on declared [`Traits`], never on names. Wire formats end inside an adapter. An
 //! adapter knows nothing of plans, state or journals.
 
+mod account;
 pub mod http;
 pub mod lambda;
 pub mod local;
@@ -24,6 +25,8 @@ use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::topology::AgentSource;
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
+
+pub use account::same_account;
 
 use crate::pipeline::endpoint::RelayAccess;
 
@@ -222,7 +225,8 @@ pub trait Provider: Send + Sync {
     /// [`Blind`] when the answer cannot be trusted.
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind>;
 
-    /// Whose account it rents on; none where there are no accounts.
+    /// Whose account it rents on and lists; none where there are no accounts. A listing proves nothing about machines of
+    /// another one.
     ///
     /// # Errors
     /// [`Blind`] when that cannot be told.

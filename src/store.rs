@@ -15,6 +15,7 @@
 //! lock.json        who is at work: a courtesy, not the fence
 //! ```
 
+mod beside;
 #[cfg(feature = "cloud-state")]
 mod cloud;
 #[cfg(feature = "cloud-state")]
@@ -48,6 +49,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
 use stageline_core::id::{JournalNumber, Name, PlanId};
 
 use crate::ambient::{SharedClock, SystemClock, crash_point};
+pub use beside::states_at;
 pub use error::{AppendError, BeginError, Rival, StoreError};
 pub use identity::{Identity, IdentityError};
 pub use journal::{Begin, First, Journal, Writer};
@@ -90,6 +92,8 @@ pub struct Store {
     folder: Option<Arc<FilePath>>,
     mode: Mode,
     patience: &'static Patience,
+    /// A put that failed and is there all the same was not synced; else only its answer was lost.
+    syncs: bool,
     clock: SharedClock,
     around: Arc<Surroundings>,
 }
@@ -142,6 +146,7 @@ impl Store {
                     objects: opened.objects,
                     mode,
                     patience: &patience::FOLDER,
+                    syncs: true,
                     clock: Arc::new(SystemClock),
                     around: Arc::new(around),
                 }
@@ -165,6 +170,7 @@ impl Store {
             folder: None,
             mode,
             patience: &patience::BUCKET,
+            syncs: false,
             clock: Arc::new(SystemClock),
             around: Arc::new(around),
         })
@@ -190,11 +196,22 @@ impl Store {
             folder: None,
             mode,
             patience: &patience::FOLDER,
+            syncs: false,
             clock: Arc::new(SystemClock),
             around: Arc::default(),
         };
         store.check().await?;
         Ok(store)
+    }
+
+    /// The same on a disk, whose puts fail where they could not be synced.
+    #[doc(hidden)]
+    pub async fn on_disk(objects: Arc<dyn ObjectStore>, mode: Mode) -> Result<Self, StoreError> {
+        let store = Self::on(objects, "disk", mode).await?;
+        Ok(Self {
+            syncs: true,
+            ..store
+        })
     }
 
     /// Whether it is on another computer, and so has no place for secrets.
@@ -307,7 +324,8 @@ impl Store {
             };
             let exists = matches!(error, object_store::Error::AlreadyExists { .. });
             let error = self.error(doing, &error);
-            if !exists && !error.may_pass() {
+            if !exists && (self.syncs || !error.may_pass()) {
+                // On a disk what failed may be there, and yet not be safe.
                 return Err(error);
             }
             match self.get(path, SNAPSHOT_MAX).await {

@@ -2,10 +2,12 @@
 //! forgotten, and the next run ends clean. All of it in this process: simulated machines, a store in memory, a clock
 //! that jumps.
 
+mod account;
 #[path = "apply/clean.rs"]
 mod clean;
 #[path = "apply/crash.rs"]
 mod crash;
+mod drift;
 #[path = "apply/failover.rs"]
 mod failover;
 #[path = "apply/faults.rs"]

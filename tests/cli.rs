@@ -7,6 +7,7 @@ mod disk;
 mod drift;
 mod faults;
 mod kills;
+mod memory;
 mod native;
 mod orphans;
 mod pause;

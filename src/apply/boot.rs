@@ -249,7 +249,7 @@ impl<'a> Run<'a> {
         let machines = of_generation(machines, act.step.generation);
         for machine in self.but_leaving(lease, machines) {
             if machine.id != held.machine {
-                self.release_extra(act, provider, &machine.id).await?;
+                self.release_extra(act, provider, &machine).await?;
             }
         }
         Ok(())
@@ -339,7 +339,12 @@ impl<'a> Run<'a> {
     ) -> Result<Glance, Cause> {
         let machine = match provider.describe(&held.machine).await {
             Ok(Some(machine)) => machine,
-            Ok(None) => return Ok(Glance::Unlisted),
+            Ok(None) => {
+                return Ok(match self.is_of_account(provider, lease, &[]).await {
+                    Ok(()) => Glance::Unlisted,
+                    Err(blind) => Glance::Pending(Phase::new(blind.to_string())),
+                });
+            }
             Err(blind) => return Ok(Glance::Pending(Phase::new(blind.to_string()))),
         };
         match &machine.status {

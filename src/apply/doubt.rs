@@ -88,6 +88,9 @@ impl<'a> Run<'a> {
     ) -> Result<Option<Vec<Machine>>, Stop> {
         let address = &act.step.address;
         let lease = super::step::lease_of(act.step)?;
+        if let Some(other) = self.other_account(provider.as_ref(), lease).await {
+            return Err(self.still_in_doubt(act, other, attempt).await?);
+        }
         let start = self.effects.clock.boottime();
         let horizon = horizon(provider.traits());
         let until = self.effects.clock.now()
@@ -140,7 +143,9 @@ impl<'a> Run<'a> {
                 act.step.address, cause.message
             ),
         )
-        .hint("mend access to the provider's account, then run the same command again");
+        .hint(cause.hint.unwrap_or_else(|| {
+            "mend access to the provider's account, then run the same command again".to_owned()
+        }));
         let record = Record::InDoubt {
             address: act.step.address.clone(),
             generation: act.step.generation,
@@ -220,7 +225,7 @@ impl<'a> Run<'a> {
             .get(&launch.provider, &launch.provider_kind)
             .map_err(Stop::InDoubt)?;
         for extra in machines.iter().filter(|machine| Some(&machine.id) != keep) {
-            self.release_extra(act, provider, &extra.id).await?;
+            self.release_extra(act, provider, extra).await?;
         }
         let Some(kept) = kept else { return Ok(()) };
         if self.held(lease, act.step.generation).is_none() {
@@ -292,7 +297,7 @@ impl<'a> Run<'a> {
             let mut extra = self.but_leaving(lease, extra);
             extra.retain(|machine| Some(&machine.id) != kept.as_ref());
             for machine in &extra {
-                self.release_extra(act, provider, &machine.id).await?;
+                self.release_extra(act, provider, machine).await?;
             }
             if extra.is_empty() && watched >= horizon {
                 return match self.doubts(lease, step.generation) {
@@ -310,8 +315,9 @@ impl<'a> Run<'a> {
         &self,
         act: Act<'a>,
         provider: &Arc<dyn Provider>,
-        machine: &MachineId,
+        extra: &Machine,
     ) -> Result<(), Stop> {
+        let machine = &extra.id;
         let intended = Record::InDoubt {
             address: act.step.address.clone(),
             generation: act.step.generation,
@@ -328,6 +334,7 @@ impl<'a> Run<'a> {
         let record = Record::ExtraReleased {
             address: act.step.address.clone(),
             machine: machine.clone(),
+            price_per_hour: Some(extra.price_per_hour),
             at: self.effects.clock.now(),
         };
         self.journal.append(vec![record]).await?;
@@ -406,6 +413,7 @@ pub(super) fn receipt(
 
 /// A watch that cannot go on because the listing cannot be trusted.
 pub(super) fn blind(cause: &Cause) -> Cause {
-    Cause::new(FailureClass::Unknown, cause.message.clone())
-        .hint("mend access to the provider's account, then run the same command again")
+    let usual = "mend access to the provider's account, then run the same command again";
+    let hint = cause.hint.clone().unwrap_or_else(|| usual.to_owned());
+    Cause::new(FailureClass::Unknown, cause.message.clone()).hint(hint)
 }

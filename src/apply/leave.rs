@@ -9,6 +9,7 @@ use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, Generation, LeaseId};
 use stageline_core::journal::Record;
 use stageline_core::resource::LeaseReceipt;
+use stageline_core::state::Billed;
 
 use super::doubt::blind;
 use super::release::{GONE_WITHIN, REFUSED_AFTER, survives};
@@ -59,11 +60,12 @@ impl Run<'_> {
         lease: &LeaseId,
         generation: Generation,
         attempt: Attempt,
-    ) -> Option<LeaseReceipt> {
+    ) -> Option<(LeaseReceipt, Option<Billed>)> {
         self.state(|state| {
             let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
             let same = (recorded.generation == generation).then_some(recorded)?;
-            same.attempts.get(&attempt)?.leaving.as_deref().cloned()
+            let open = same.attempts.get(&attempt)?;
+            Some((open.leaving.as_deref()?.clone(), open.billed))
         })
     }
 
@@ -74,7 +76,7 @@ impl Run<'_> {
         generation: Generation,
         attempt: Attempt,
     ) -> Result<(), Stop> {
-        let Some(receipt) = self.leaving(lease, generation, attempt) else {
+        let Some((receipt, billed)) = self.leaving(lease, generation, attempt) else {
             return Ok(());
         };
         let provider = self
@@ -86,8 +88,12 @@ impl Run<'_> {
         let Some(lineage) = lineage else {
             return Ok(());
         };
+        if let Some(other) = self.other_account(provider.as_ref(), lease).await {
+            let cause = survives(lease, provider.kind(), Some(other));
+            return Err(Stop::InDoubt(cause));
+        }
         let address = Address::Lease(lease.clone());
-        let quiet = self.unlisted(provider, Some(&receipt));
+        let quiet = self.unlisted(provider, &receipt, billed.as_ref());
         let start = self.effects.clock.boottime();
         let mut pause = POLL;
         loop {

@@ -3,14 +3,16 @@
 //! A lease that was moved keeps the machine that was made under its old address, so it is looked for under both. What is
 //! recorded as another lease, or was given up on purpose, is never this one's: it would be ended as one too many.
 
-use stageline_core::id::{Address, LeaseId, Lineage, RequestKey};
+use std::sync::Arc;
+
+use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
 use stageline_core::plan::Plan;
-use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Receipt};
+use stageline_core::resource::{Account, Cause, FailureClass, LeaseReceipt, Receipt};
 use stageline_core::state::FoldError;
 
 use super::Effects;
 use super::step::{Act, Run, Stop};
-use crate::provider::{Blind, Machine, Provider};
+use crate::provider::{Blind, Machine, Provider, same_account};
 use crate::store::{AppendError, Journal};
 
 impl Run<'_> {
@@ -35,6 +37,7 @@ impl Run<'_> {
             found.extend(provider.find(&RequestKey::prefix(lineage, &born)).await?);
         }
         let held = self.state(|state| state.lease(lease).map(|held| held.machine.clone()));
+        self.is_of_account(provider, lease, &found).await?;
         found.retain(|machine| {
             let key = machine.request_key.as_ref();
             Some(&machine.id) == held.as_ref()
@@ -43,6 +46,95 @@ impl Run<'_> {
                 })
         });
         Ok(found)
+    }
+
+    /// Whose account answers, if it is not the one that a machine of this lease was made on and it lists none of them. Nothing
+    /// is asked of it then, and nothing is concluded from what it says. That it cannot be told now may pass.
+    pub async fn other_account(&self, provider: &dyn Provider, lease: &LeaseId) -> Option<Cause> {
+        let now = provider.account().await.ok()??;
+        let made_on = self.made_on(provider, lease, &[]);
+        let other = made_on.iter().find_map(|(name, account)| {
+            let cause = same_account(name, account, Some(&now)).err()?;
+            Some((account.id.clone(), cause))
+        });
+        let (was, cause) = other?;
+        let listed = provider.list().await.ok()?;
+        if self.made_on(provider, lease, &listed).len() == made_on.len() {
+            return Some(cause);
+        }
+        // It lists what was made there: the account is the same, and is called otherwise by now.
+        self.same_accounts.borrow_mut().insert((was, now.id));
+        None
+    }
+
+    /// Whether a listing that lacks a machine of this lease, or of a try whose outcome is open, is of the account that
+    /// these were asked of: else it proves nothing.
+    pub async fn is_of_account(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        listed: &[Machine],
+    ) -> Result<(), Blind> {
+        let missing = self.made_on(provider, lease, listed);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let now = provider.account().await?;
+        for (name, account) in missing {
+            let Err(cause) = same_account(&name, &account, now.as_ref()) else {
+                continue;
+            };
+            let pair = now.as_ref().map(|now| (account.id.clone(), now.id.clone()));
+            if pair.is_some_and(|pair| self.same_accounts.borrow().contains(&pair)) {
+                continue;
+            }
+            return Err(Blind {
+                provider: name,
+                cause,
+                retry_after: None,
+            });
+        }
+        Ok(())
+    }
+
+    /// The accounts at a provider that machines of this lease, and tries whose outcome is open, were asked of: of those that a
+    /// listing lacks.
+    fn made_on(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        listed: &[Machine],
+    ) -> Vec<(Name, Account)> {
+        let there = |id: &MachineId| listed.iter().any(|machine| machine.id == *id);
+        let mut missing: Vec<(Name, String, Account)> = self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()));
+            let open = recorded.into_iter().flat_map(|r| r.attempts.values());
+            let open = open.filter(|open| match &open.leaving {
+                Some(receipt) => !there(&receipt.machine),
+                None => {
+                    let key = Some(&open.launch.request_key);
+                    !listed
+                        .iter()
+                        .any(|machine| machine.request_key.as_ref() == key)
+                }
+            });
+            let open = open.map(|open| {
+                let launch = &open.launch;
+                (&launch.provider, &launch.provider_kind, &launch.account)
+            });
+            let held = state.lease(lease).filter(|held| !there(&held.machine));
+            let held = held.map(|held| (&held.provider, &held.provider_kind, &held.account));
+            let all = open.chain(held).filter_map(|(name, kind, account)| {
+                Some((name.clone(), kind.clone(), account.clone()?))
+            });
+            all.collect()
+        });
+        missing.retain(|(name, kind, _)| {
+            let asked = self.effects.providers.get(name, kind);
+            asked.is_ok_and(|asked| std::ptr::addr_eq(Arc::as_ptr(asked), provider))
+        });
+        let named = missing.into_iter();
+        named.map(|(name, _, account)| (name, account)).collect()
     }
 
     /// The receipt of a lease with the price that was seen when the plan was drafted, when it moved.

@@ -3,16 +3,20 @@
 //! A release may be repeated freely and needs neither topology nor identity. It is done only when complete, trusted
 //! listings show no machine of this lease and no open try can still make one.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name};
+use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
+use stageline_core::journal::Record;
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome};
+use stageline_core::state::Billed;
 use stageline_core::unit::Millis;
 
 use super::doubt::{POLL, blind, horizon, of_generation};
 use super::step::{Act, Made, Run, Stop, lease_of};
+use crate::observe;
 use crate::provider::{Machine, Provider, Released};
 
 /// How long the provider may go on listing a machine that it agreed to end.
@@ -60,6 +64,10 @@ impl<'a> Run<'a> {
         for (name, provider) in providers {
             // By name: two accounts of one kind may use the same id for different machines.
             let mine = held.filter(|held| held.provider == name);
+            if let Some(other) = self.other_account(provider.as_ref(), lease).await {
+                let cause = survives(lease, provider.kind(), Some(other));
+                return Ok(Outcome::InDoubt(cause));
+            }
             if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
                 return Ok(Outcome::InDoubt(cause));
             }
@@ -103,14 +111,9 @@ impl<'a> Run<'a> {
     ) -> Result<Option<Cause>, Stop> {
         let address = Address::Lease(lease.clone());
         let start = self.effects.clock.boottime();
-        let doubts = self.doubts(lease, act.step.generation).is_some();
-        let quiet = if doubts {
-            horizon(provider.traits())
-        } else {
-            self.unlisted(provider, held)
-                .max(self.unlisted_leaving(lease, provider))
-        };
+        let quiet = self.quiet(act, lease, provider, held);
         let mut known = held.map(|held| held.machine.clone());
+        let mut seen: BTreeMap<MachineId, Machine> = BTreeMap::new();
         let mut told = Duration::from_secs(1);
         let mut troubled = false;
         loop {
@@ -131,9 +134,12 @@ impl<'a> Run<'a> {
                 Err(cause) => trouble = Some(cause),
                 Ok(left) => {
                     if left.is_empty() && trouble.is_none() && watched >= quiet {
+                        self.note_extras(act, held, &seen).await?;
                         return Ok(None);
                     }
                     for machine in &left {
+                        self.note_price(act, lease, machine).await?;
+                        seen.insert(machine.id.clone(), machine.clone());
                         if let Err(cause) = provider.release(&machine.id).await {
                             trouble = Some(cause);
                         }
@@ -169,6 +175,100 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// For how long listings must be without a machine of this lease until that proves that there is none.
+    fn quiet(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        provider: &Arc<dyn Provider>,
+        held: Option<&LeaseReceipt>,
+    ) -> Duration {
+        if self.doubts(lease, act.step.generation).is_some() {
+            return horizon(provider.traits());
+        }
+        let billed = self.state(|state| {
+            let recorded = state.resources.get(&act.step.address);
+            recorded.and_then(|recorded| recorded.billed)
+        });
+        let held = held.map(|held| self.unlisted(provider, held, billed.as_ref()));
+        held.unwrap_or_default()
+            .max(self.unlisted_leaving(lease, provider))
+    }
+
+    /// Writes down what a machine is seen to cost, where the ledger cannot know it.
+    async fn note_price(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        machine: &Machine,
+    ) -> Result<(), Stop> {
+        let address = Address::Lease(lease.clone());
+        let price = machine.price_per_hour;
+        let of = self.state(|state| {
+            let held = state.lease(lease);
+            if let Some(held) = held.filter(|held| held.machine == machine.id) {
+                return (held.price_per_hour != price).then_some(None);
+            }
+            let (generation, attempt) = machine.request_key.as_ref()?.try_of();
+            let recorded = state.resources.get(&address)?;
+            let open = recorded.attempts.get(&attempt)?;
+            let same = recorded.generation == generation;
+            let dearer = match &open.leaving {
+                Some(receipt) => receipt.machine == machine.id && receipt.price_per_hour != price,
+                None => open.launch.reservation < price,
+            };
+            (same && dearer).then_some(Some(attempt))
+        });
+        let Some(attempt) = of else { return Ok(()) };
+        let record = Record::Seen {
+            address,
+            generation: act.step.generation,
+            attempt,
+            price_per_hour: Some(price),
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![record]).await?;
+        Ok(())
+    }
+
+    /// Writes down machines that were ended beside those that a receipt or an open try stands for: they were billed, too.
+    async fn note_extras(
+        &self,
+        act: Act<'a>,
+        held: Option<&LeaseReceipt>,
+        seen: &BTreeMap<MachineId, Machine>,
+    ) -> Result<(), Stop> {
+        // One machine for the receipt, one for each try that is open: the ledger has those.
+        let mut counted: BTreeSet<RequestKey> = self.state(|state| {
+            let recorded = state.resources.get(&act.step.address);
+            let open = recorded.into_iter().flat_map(|r| r.attempts.values());
+            open.map(|open| open.launch.request_key.clone()).collect()
+        });
+        if let Some(held) = held {
+            counted.remove(&held.request_key);
+        }
+        let others = seen
+            .values()
+            .filter(|machine| held.is_none_or(|held| held.machine != machine.id));
+        let extra = others.filter(|machine| {
+            let key = machine.request_key.as_ref();
+            key.is_some_and(|key| !counted.remove(key))
+        });
+        let at = self.effects.clock.now();
+        let records: Vec<Record> = extra
+            .map(|machine| Record::ExtraReleased {
+                address: act.step.address.clone(),
+                machine: machine.id.clone(),
+                price_per_hour: Some(machine.price_per_hour),
+                at,
+            })
+            .collect();
+        if !records.is_empty() {
+            self.journal.append(records).await?;
+        }
+        Ok(())
+    }
+
     /// What this provider still has of a lease: by name, and by the id that is recorded, since somebody may have renamed
     /// the machine.
     async fn left(
@@ -189,31 +289,31 @@ impl<'a> Run<'a> {
         Ok(left)
     }
 
-    /// How long absence from listings proves nothing, because the machine may be too young to be listed.
+    /// How long absence from listings proves nothing, because the machine may be too young to be listed. Its age is counted
+    /// as the ledger counts: whoever sets the clock makes no machine older.
     pub(super) fn unlisted(
         &self,
         provider: &Arc<dyn Provider>,
-        held: Option<&LeaseReceipt>,
+        held: &LeaseReceipt,
+        billed: Option<&Billed>,
     ) -> Duration {
-        let Some(held) = held else {
-            return Duration::ZERO;
-        };
-        let age = self.effects.clock.now().duration_since(held.created_at);
-        let age = Duration::try_from(age).unwrap_or_default();
+        let clock = self.effects.clock.as_ref();
+        let age = self.state(|state| observe::age(state, billed, held, clock));
         provider.traits().visibility_delay.saturating_sub(age)
     }
 
     /// The same for machines that were given up.
     fn unlisted_leaving(&self, lease: &LeaseId, provider: &Arc<dyn Provider>) -> Duration {
-        let receipts: Vec<LeaseReceipt> = self.state(|state| {
+        let receipts: Vec<(LeaseReceipt, Option<Billed>)> = self.state(|state| {
             let recorded = state.resources.get(&Address::Lease(lease.clone()));
             let attempts = recorded.into_iter().flat_map(|r| r.attempts.values());
-            let leaving = attempts.filter_map(|open| open.leaving.as_deref());
-            leaving.cloned().collect()
+            let leaving =
+                attempts.filter_map(|open| Some((open.leaving.as_deref()?.clone(), open.billed)));
+            leaving.collect()
         });
         let young = receipts
             .iter()
-            .map(|receipt| self.unlisted(provider, Some(receipt)));
+            .map(|(receipt, billed)| self.unlisted(provider, receipt, billed.as_ref()));
         young.max().unwrap_or_default()
     }
 
@@ -228,10 +328,17 @@ impl<'a> Run<'a> {
         loop {
             let trouble = match provider.release(machine).await {
                 Ok(Released::Accepted | Released::Unknown) => match provider.list().await {
-                    Ok(machines) if machines.iter().all(|other| other.id != *machine) => {
-                        return Ok(());
+                    Ok(machines) if machines.iter().any(|other| other.id == *machine) => None,
+                    Ok(machines) => {
+                        let lease = lease_of(act.step)?;
+                        let told = self
+                            .is_of_account(provider.as_ref(), lease, &machines)
+                            .await;
+                        match told {
+                            Ok(()) => return Ok(()),
+                            Err(error) => Some(error.cause),
+                        }
                     }
-                    Ok(_) => None,
                     Err(error) => Some(error.cause),
                 },
                 Err(cause) => Some(cause),
@@ -267,10 +374,14 @@ fn retrying(act: Act<'_>, address: &Address, cause: &Cause, limit: Duration) -> 
 }
 
 pub(super) fn survives(lease: &LeaseId, kind: &str, trouble: Option<Cause>) -> Cause {
-    let why = trouble.map_or_else(|| "it is still listed".to_owned(), |cause| cause.message);
+    let (why, hint) = match trouble {
+        Some(cause) => (cause.message, cause.hint),
+        None => ("it is still listed".to_owned(), None),
+    };
+    let usual = "run the same command again; look into the provider's own console if this stays";
     Cause::new(
         FailureClass::Unknown,
         format!("{lease} could not be proven gone at provider kind `{kind}`, it may still cost money: {why}"),
     )
-    .hint("run the same command again; look into the provider's own console if this stays")
+    .hint(hint.unwrap_or_else(|| usual.to_owned()))
 }

@@ -107,6 +107,7 @@ fn begin<'a>(
         options,
         reserving: RefCell::default(),
         sightings: RefCell::default(),
+        same_accounts: RefCell::default(),
         halt: options.interrupt.child_token(),
         gangs: RefCell::new(gangs(plan)),
         parked: Cell::new(0),

@@ -1,7 +1,7 @@
 //! The step protocol, written once: intention, call, outcome.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ pub(super) struct Run<'a> {
     pub reserving: RefCell<BTreeMap<(LeaseId, Attempt), MicroDollars>>,
     /// When machines that are being released were there for sure, last.
     pub sightings: RefCell<BTreeMap<Address, Timestamp>>,
+    /// Accounts that are the same under another name: the second one listed what was made on the first.
+    pub same_accounts: RefCell<BTreeSet<(String, String)>>,
     /// Cuts every wait: fires with the interrupt, and when the journal takes no more entries.
     pub halt: CancellationToken,
     /// Machines that come up all or none.
@@ -216,6 +218,8 @@ impl<'a> Run<'a> {
         Some(Record::Seen {
             address: act.step.address.clone(),
             generation: act.step.generation,
+            attempt: None,
+            price_per_hour: None,
             at,
         })
     }

@@ -7,9 +7,9 @@ use std::path::Path;
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Name};
 use stageline_core::offer::Requirement;
-use stageline_core::plan::{self, Desired, Draft, Market, Mode, Plan};
+use stageline_core::plan::{self, Desired, Draft, Market, Mode, Plan, Selector};
 use stageline_core::resource::FailureClass;
-use stageline_core::state::{Observed, SurgeryError};
+use stageline_core::state::{Observed, State, SurgeryError};
 use stageline_core::topology::{Limits, Topology};
 use stageline_core::unit::Bytes;
 
@@ -25,15 +25,15 @@ use crate::store::{Loaded, Mode as Access, Store};
 /// What narrows a plan.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Narrow {
-    /// Only this resource and what it needs; may be repeated
+    /// Only this resource and what it needs, or all of a table such as lease.NAME; may be repeated
     #[arg(long, value_name = "ADDR")]
-    target: Vec<Address>,
-    /// Not this resource, nor what needs it; may be repeated
+    target: Vec<Selector>,
+    /// Not this resource or table, nor what needs it; may be repeated
     #[arg(long, value_name = "ADDR")]
-    exclude: Vec<Address>,
-    /// Make this resource anew; may be repeated
+    exclude: Vec<Selector>,
+    /// Make this resource, or all of a table, anew; may be repeated
     #[arg(long, value_name = "ADDR")]
-    replace: Vec<Address>,
+    replace: Vec<Selector>,
     /// Do not look at the world first; what is recorded is taken as it is
     #[arg(long)]
     no_refresh: bool,
@@ -46,8 +46,34 @@ impl Narrow {
     /// This resource alone.
     pub fn only(address: Address) -> Self {
         Self {
-            target: vec![address],
+            target: vec![Selector::One(address)],
             ..Self::default()
+        }
+    }
+}
+
+/// The addresses of targets, excludes and replacements.
+type Chosen = [Vec<Address>; 3];
+
+impl Narrow {
+    /// What its selectors mean here.
+    fn chosen(&self, desired: &Desired, state: &State) -> Result<Chosen, Vec<Diagnostic>> {
+        let all = [
+            ("--target", &self.target),
+            ("--exclude", &self.exclude),
+            ("--replace", &self.replace),
+        ];
+        let (mut chosen, mut faults) = (Chosen::default(), Vec::new());
+        for ((flag, selectors), chosen) in all.into_iter().zip(&mut chosen) {
+            match plan::select(flag, selectors, desired, state) {
+                Ok(found) => *chosen = found,
+                Err(more) => faults.extend(more),
+            }
+        }
+        if faults.is_empty() {
+            Ok(chosen)
+        } else {
+            Err(faults)
         }
     }
 }
@@ -103,12 +129,13 @@ pub(crate) async fn apply(
         }
         observed
     };
+    let [targets, excludes, replace] = narrow.chosen(&desired, &state).map_err(fail)?;
     let options = plan::Options {
         mode: Mode::Apply,
         now: clock.now(),
-        targets: narrow.target.clone(),
-        excludes: narrow.exclude.clone(),
-        replace: narrow.replace.clone(),
+        targets,
+        excludes,
+        replace,
         limits: project.topology.limits.clone(),
         topology_digest: Some(project.digest),
         refresh_only: narrow.refresh_only,
@@ -159,11 +186,14 @@ pub(crate) async fn destroy(
         .genesis
         .as_ref()
         .map_or(&place.name, |genesis| &genesis.topology);
+    let desired = Desired::nothing(name.clone());
+    let fail = |faults| Failure::diagnostics(faults, Vec::new());
+    let [targets, excludes, _] = narrow.chosen(&desired, &loaded.state).map_err(fail)?;
     let options = plan::Options {
         mode: Mode::Destroy,
         now: clock.now(),
-        targets: narrow.target.clone(),
-        excludes: narrow.exclude.clone(),
+        targets,
+        excludes,
         replace: Vec::new(),
         limits: Limits {
             max_price_per_hour: None,
@@ -176,13 +206,13 @@ pub(crate) async fn destroy(
         boot: clock.boot_point(),
     };
     let draft = Draft {
-        desired: &Desired::nothing(name.clone()),
+        desired: &desired,
         recorded: &loaded.state,
         observed: &observed,
         markets: &BTreeMap::new(),
         options: &options,
     };
-    let plan = plan::draft(&draft).map_err(|faults| Failure::diagnostics(faults, Vec::new()))?;
+    let plan = plan::draft(&draft).map_err(fail)?;
     Ok(Drafted { plan, loaded })
 }
 
@@ -262,16 +292,12 @@ fn usable(markets: &BTreeMap<Name, Market>) -> Result<(), Failure> {
 /// A topology that was renamed leaves its machines under the old name: they are named, with what to type.
 async fn elsewhere(place: &Place) -> Vec<String> {
     let mut notes = Vec::new();
-    for name in super::project::recorded(&place.url) {
-        if name == place.name {
+    // A look aside: what is wrong with another state, or with looking for one, is not this one's business.
+    for other in super::project::beside(place).await.unwrap_or_default() {
+        let name = other.name.clone();
+        if other.workspace.is_some() || name == place.name {
             continue;
         }
-        let other = Place {
-            name: name.clone(),
-            workspace: None,
-            ..place.clone()
-        };
-        // A look aside: what is wrong with another state is not this one's business.
         let Ok(store) = other.open(Access::Read).await else {
             continue;
         };
@@ -286,10 +312,10 @@ async fn elsewhere(place: &Place) -> Vec<String> {
             .collect();
         if !leases.is_empty() {
             notes.push(format!(
-                "the state of `{name}` beside this one still has {}; if `{}` was renamed from it, end them with \
-                 `stageline destroy --name {name}`",
+                "the state of `{name}` beside this one still has {}; if `{new}` was renamed from it, \
+                 `stageline state mv {name} {new}` takes them over; else `stageline destroy --name {name}` ends them",
                 leases.join(", "),
-                place.name
+                new = place.name
             ));
         }
     }

@@ -1,9 +1,6 @@
 //! What only the holder of the identity can derive, and secrets that are read when they are needed.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,15 +13,15 @@ use stageline_core::resource::{Cause, FailureClass, Spec, ViaSpec};
 use stageline_core::topology::SecretRef;
 
 use super::Failure;
-use crate::ambient;
+use crate::ambient::{
+    self,
+    secret_file::{self, SecretFileError},
+};
 use crate::apply::{Keys, Secrets};
 use crate::pipeline::endpoint::RelayAccess;
 use crate::pipeline::keys::{self, Secret};
 use crate::provider::Boot;
 use crate::store::Identity;
-
-/// Largest secret that is read, in bytes.
-const SECRET_MAX: u64 = 64 << 10;
 
 /// The keys of one identity in one lineage.
 pub(crate) struct IdentityKeys {
@@ -101,21 +98,15 @@ impl References {
     fn file(&self, path: &std::path::Path) -> Result<String, Cause> {
         let path = self.folder.join(path);
         let shown = path.display();
-        let failed = |error: std::io::Error| auth(format!("cannot read {shown}: {error}"));
-        let file = File::open(&path).map_err(failed)?;
-        let meta = file.metadata().map_err(failed)?;
-        if !meta.is_file() {
-            return Err(auth(format!("{shown} is not a regular file")));
-        }
-        if meta.mode() & 0o077 != 0 {
-            return Err(auth(format!("{shown} can be read by others"))
-                .hint(format!("type `chmod 600 {shown}`")));
-        }
-        let mut text = String::new();
-        file.take(SECRET_MAX)
-            .read_to_string(&mut text)
-            .map_err(failed)?;
-        Ok(text)
+        let text = secret_file::read(&path).map_err(|error| match error {
+            SecretFileError::Exposed { .. } => auth(format!("{shown} can be read by others"))
+                .hint(format!("type `chmod 600 {shown}`")),
+            SecretFileError::NotAFile => auth(format!("{shown} is not a regular file")),
+            SecretFileError::NotText | SecretFileError::TooLong | SecretFileError::Io(_) => {
+                auth(format!("cannot read {shown}: {error}"))
+            }
+        })?;
+        Ok(text.as_str().to_owned())
     }
 }
 
@@ -212,4 +203,55 @@ fn shown(secret: &SecretRef) -> String {
 
 fn auth(message: String) -> Cause {
     Cause::new(FailureClass::Auth, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::machine::control;
+    use crate::pipeline::endpoint::RelaySettings;
+    use crate::provider::http::fingerprint;
+    use crate::store::Surroundings;
+
+    const CANARY: &str = "canary-debug-7f3a";
+
+    /// Everything that holds a secret and can be printed for us. What cannot be printed at all is not here.
+    #[test]
+    fn nothing_that_holds_a_secret_prints_it() {
+        let bytes = *b"canary-debug-7f3a-canary-debug-7";
+        let secret = Secret::new(bytes);
+        let lineage = Lineage([7; 16]);
+        let derived = keys::operator(&secret, &lineage);
+        let token = || SecretString::from(CANARY.to_owned());
+        let access = RelayAccess {
+            settings: RelaySettings {
+                url: "https://relay.example".to_owned(),
+                ca_pem: None,
+            },
+            token: Some(token()),
+        };
+        let variables = [
+            ("AWS_SECRET_ACCESS_KEY".to_owned(), CANARY.to_owned()),
+            ("AZURE_STORAGE_ACCOUNT_KEY".to_owned(), CANARY.to_owned()),
+        ];
+        let around = Surroundings::new(BTreeMap::from(variables), None);
+        let printed = [
+            format!("{secret:?} {secret:#?} {derived:?}"),
+            format!("{access:?} {access:#?}"),
+            format!("{around:?} {around:#?}"),
+            format!("{:?}", control::Secret(token())),
+            format!("{:?}", SecretBox::new(Box::new(bytes))),
+            fingerprint(CANARY),
+        ];
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let listed = format!("{bytes:?}");
+        let of_derived = format!("{:?}", derived.expose());
+        for text in printed {
+            for form in [CANARY, &hex[..12], &listed[1..20], &of_derived[1..20]] {
+                assert!(!text.contains(form), "{text}");
+            }
+        }
+    }
 }

@@ -281,10 +281,18 @@ impl Scene {
     /// The other states at the same place.
     async fn beside(&self) -> (Vec<(String, State)>, Vec<String>) {
         let (mut states, mut unread) = (Vec::new(), Vec::new());
-        for place in project::places(&self.place) {
-            if place.folder() == self.place.folder() {
-                continue;
+        let places = match project::beside(&self.place).await {
+            Ok(places) => places,
+            Err(failure) => {
+                unread.push(format!(
+                    "whether there are states beside this one cannot be told, so their machines may be among those of unknown \
+                     lineage: {}",
+                    failure.message
+                ));
+                Vec::new()
             }
+        };
+        for place in places {
             let name = match &place.workspace {
                 Some(workspace) => format!("{} --workspace {workspace}", place.name),
                 None => place.name.to_string(),

@@ -8,7 +8,7 @@ use stageline_core::topology::{self, SourceFile, Topology, VarSources};
 
 use super::{Failure, Global};
 use crate::ambient;
-use crate::store::{Mode, StateUrl, Store, Surroundings, folder_name};
+use crate::store::{self, Mode, StateUrl, Store, Surroundings, folder_name};
 
 /// The file that is read when no `-f` is given.
 pub(crate) const TOPOLOGY: &str = "topology.toml";
@@ -150,29 +150,24 @@ pub(crate) fn recorded(url: &StateUrl) -> Vec<Name> {
     names
 }
 
-/// The states in a folder, those of workspaces too; a bucket is not asked.
-pub(crate) fn places(beside: &Place) -> Vec<Place> {
-    let Some(Ok(entries)) = beside.url.root().map(std::fs::read_dir) else {
-        return Vec::new();
-    };
-    let place = |folder: &str| {
+/// The states beside one, in its folder or its bucket, those of workspaces too; without that one.
+pub(crate) async fn beside(place: &Place) -> Result<Vec<Place>, Failure> {
+    let around = Surroundings::of_process().beside(place.folder());
+    let found = store::states_at(&place.url, &around).await?;
+    let of = |folder: &String| {
         let (name, workspace) = match folder.split_once('.') {
             Some((name, workspace)) => (name, Some(workspace.parse().ok()?)),
-            None => (folder, None),
+            None => (folder.as_str(), None),
         };
         Some(Place {
             name: name.parse().ok()?,
             workspace,
-            ..beside.clone()
+            ..place.clone()
         })
     };
-    let mut places: Vec<Place> = entries
-        .flatten()
-        .filter(|entry| entry.path().join("journal").is_dir())
-        .filter_map(|entry| place(entry.file_name().to_str()?))
-        .collect();
-    places.sort_by_key(Place::folder);
-    places
+    let own = place.folder();
+    let places = found.iter().filter_map(of);
+    Ok(places.filter(|place| place.folder() != own).collect())
 }
 
 fn sources(global: &Global) -> Result<Vec<SourceFile>, Failure> {

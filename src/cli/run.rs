@@ -348,8 +348,9 @@ fn protected(state: &State, console: &Console) -> bool {
         if let Some(held) = state.lease(lease) {
             console.line(&format!(
                 "{lease} is protected and was left out: machine {}, {} per hour, goes on; to end it, set `protect = false` in \
-                 [lease.{}], apply, and destroy again",
-                held.machine, held.price_per_hour, lease.name
+                 [lease.{}], apply, and destroy again; without the file, `stageline state rm {lease}` lifts that, and \
+                 `stageline orphans --release {}` ends it",
+                held.machine, held.price_per_hour, lease.name, held.machine
             ));
         }
     }

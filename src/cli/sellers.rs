@@ -74,7 +74,9 @@ impl Sellers<'_> {
             if declared.contains(&(name.clone(), kind)) {
                 continue;
             }
-            let (key, url) = (account.api_key.clone(), account.url.clone());
+            let (Some(key), url) = (account.api_key.clone(), account.url.clone()) else {
+                continue;
+            };
             let settings = self.settings(&name, &key, url.as_deref(), Some(account));
             providers.insert_recorded(name, made(cloud, settings, None));
         }

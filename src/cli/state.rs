@@ -51,7 +51,7 @@ enum Command {
 impl State {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let place = project::place(global)?;
-        if let Some(done) = self.change(&place, console)? {
+        if let Some(done) = self.change(&place, global, console)? {
             return Ok(done);
         }
         let loaded: Loaded = session::runtime()?
@@ -103,7 +103,12 @@ impl State {
     }
 
     /// The verbs that have files of their own.
-    fn change(&self, place: &Place, console: &Console) -> Result<Option<Exit>, Failure> {
+    fn change(
+        &self,
+        place: &Place,
+        global: &Global,
+        console: &Console,
+    ) -> Result<Option<Exit>, Failure> {
         let runtime = session::runtime()?;
         let done = match &self.command {
             Command::List | Command::Show { .. } | Command::Pull => return Ok(None),
@@ -118,7 +123,7 @@ impl State {
             Command::Rm(command) => runtime.block_on(command.run(place, console)),
             Command::Push(command) => runtime.block_on(command.run(place, console)),
             Command::Rollback(command) => runtime.block_on(command.run(place, console)),
-            Command::Repair(command) => runtime.block_on(command.run(place, console)),
+            Command::Repair(command) => runtime.block_on(command.run(place, global, console)),
             Command::Unlock(command) => runtime.block_on(command.run(place, console)),
         };
         done.map(Some)

@@ -73,7 +73,8 @@ impl Operation<'_> {
             by: ambient::who(),
             command: self.command.to_owned(),
         };
-        match Lock::acquire(store, holder, clock, HEARTBEAT).await? {
+        let interval = ambient::heartbeat().unwrap_or(HEARTBEAT);
+        match Lock::acquire(store, holder, clock, interval).await? {
             Acquired::Lock(lock) => Ok((*lock, writer)),
             Acquired::Held(held) => Err((*held).into()),
         }

@@ -62,7 +62,7 @@ impl CloudSettings {
     pub fn account_of(&self, id: String) -> Account {
         Account {
             id,
-            api_key: self.key_ref.clone(),
+            api_key: Some(self.key_ref.clone()),
             key_fingerprint: self
                 .key
                 .as_ref()

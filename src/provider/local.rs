@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stageline_core::id::{MachineId, Name, RequestKey};
+use stageline_core::id::{Fingerprint, MachineId, Name, RequestKey};
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
-use stageline_core::resource::{Cause, Contact, FailureClass, Outcome};
+use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use self::folder::{Record, Root, cause};
 use self::process::{Processes, boot_id};
 use crate::agent::facts::{self, Gpus};
 use crate::agent::folder::{Folder, FolderError};
-use crate::ambient::{SharedClock, crash_point};
+use crate::ambient::{Computer, SharedClock, crash_point};
 use crate::provider::{
     Blind, CreateRequest, Machine, MachineStatus, Phase, Provider, Released, Traits,
 };
@@ -352,6 +352,19 @@ impl Provider for LocalProvider {
         }
         let offer = self.offer().await?;
         Ok((offer.supply != Supply::Many(0)).then_some(offer))
+    }
+
+    /// The account is this computer and the folder of the machines: another one's listing says nothing about them.
+    async fn account(&self) -> Result<Option<Account>, Blind> {
+        let computer = Computer::this();
+        let root = self.inner.root.path().display();
+        let whose = format!("{} {root}", computer.id);
+        Ok(Some(Account {
+            id: Fingerprint::of(whose.as_bytes()).short(),
+            api_key: None,
+            key_fingerprint: String::new(),
+            url: Some(format!("file://{}{root}", computer.name)),
+        }))
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {

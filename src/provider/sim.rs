@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use secrecy::ExposeSecret as _;
 use stageline_core::id::{EndpointKey, MachineId, Name, RequestKey};
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
-use stageline_core::resource::{Cause, Contact, FailureClass, Outcome};
+use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 pub use fault::{Fault, FaultTable, Rule, Verb, When};
@@ -292,6 +292,16 @@ impl SimProvider {
     }
 }
 
+/// A simulated account needs no key.
+fn account(id: &str) -> Account {
+    Account {
+        id: id.to_owned(),
+        api_key: None,
+        key_fingerprint: String::new(),
+        url: None,
+    }
+}
+
 /// An address that tells machines apart and leads nowhere.
 fn address_of(id: &MachineId) -> std::net::SocketAddr {
     let number: u32 = id
@@ -393,6 +403,16 @@ impl Provider for SimProvider {
             }
         };
         self.world.end(begun, answer).await
+    }
+
+    async fn account(&self) -> Result<Option<Account>, Blind> {
+        // Known to an adapter before it is asked: no call that a test could count or stop at.
+        let faults = self.world.faults_now(&self.name, Verb::Account);
+        match self.blind(&faults) {
+            Some(blind) => Err(blind),
+            None if faults.contains(&Fault::OtherAccount) => Ok(Some(account("somebody-else"))),
+            None => Ok(Some(account(self.name.as_str()))),
+        }
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {

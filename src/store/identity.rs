@@ -5,9 +5,9 @@
 //! key file that others can read is refused. It never goes into a bucket: a state that several computers share has its
 //! key in a file of each operator's own, named by the lineage.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use secrecy::zeroize::{Zeroize as _, Zeroizing};
@@ -16,6 +16,7 @@ use stageline_core::id::{Lineage, OperatorId};
 use stageline_core::state::Genesis;
 
 use super::{Mode, Store, StoreError, local};
+use crate::ambient::secret_file::{self, SecretFileError};
 use crate::pipeline::keys::{self, Secret};
 
 /// The file in the state's folder.
@@ -255,27 +256,22 @@ fn key_file(store: &Store, lineage: &Lineage) -> Option<PathBuf> {
 }
 
 fn read_key(path: &Path, place: &str) -> Result<Option<Zeroizing<String>>, IdentityError> {
-    let failed = |error: io::Error| StoreError::of_io(place, "reading the identity", &error);
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error).into()),
-    };
-    let mode = file.metadata().map_err(failed)?.mode() & 0o777;
-    if mode & 0o077 != 0 {
-        return Err(IdentityError::Exposed {
-            path: path.to_owned(),
-            mode,
-        });
-    }
-    let mut text = Zeroizing::new(String::new());
     let invalid = || IdentityError::Invalid {
         origin: path.display().to_string(),
     };
-    match file.take(1024).read_to_string(&mut text) {
-        Ok(_) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(invalid()),
-        Err(error) => Err(failed(error).into()),
+    match secret_file::read(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(SecretFileError::Exposed { mode }) => Err(IdentityError::Exposed {
+            path: path.to_owned(),
+            mode,
+        }),
+        Err(SecretFileError::NotAFile | SecretFileError::NotText | SecretFileError::TooLong) => {
+            Err(invalid())
+        }
+        Err(SecretFileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(SecretFileError::Io(error)) => {
+            Err(StoreError::of_io(place, "reading the identity", &error).into())
+        }
     }
 }
 

@@ -54,6 +54,9 @@ impl Store {
                 return self.not_cleaned_away(offered.n, clock).await;
             };
             match self.standing(offered, &path, clock).await.map_err(doubt)? {
+                Standing::Ours if self.is_unsynced(&error) => {
+                    return Err(doubt(self.error(&format!("syncing {path}"), &error)));
+                }
                 Standing::Ours => return self.not_cleaned_away(offered.n, clock).await,
                 Standing::Foreign(entry) => {
                     let rival = match rival(&entry) {
@@ -73,6 +76,12 @@ impl Store {
                 }
             }
         }
+    }
+
+    /// Whether an entry that is there may be lost with the power: a disk said that it could not be synced. In a bucket such
+    /// an error means that the answer was lost, and what is there is safe.
+    fn is_unsynced(&self, error: &object_store::Error) -> bool {
+        self.syncs && !matches!(error, object_store::Error::AlreadyExists { .. })
     }
 
     /// Rule 4.

@@ -82,7 +82,7 @@ impl Store {
             };
             if let Some(wrong) = wrong {
                 sound = false;
-                lost.push(wrong.to_string());
+                lost.push(briefly(&wrong));
             }
             if !sound {
                 damaged.push(numbered(JOURNAL, n));
@@ -113,7 +113,7 @@ impl Store {
                 Ok(loaded) => return Ok(loaded),
                 Err(newer @ StoreError::Newer { .. }) => return Err(newer),
                 Err(unreadable) => {
-                    lost.push(unreadable.to_string());
+                    lost.push(briefly(&unreadable));
                     damaged.push(numbered(SNAPSHOT, *n));
                 }
             }
@@ -139,4 +139,12 @@ impl Store {
         self.put_snapshot(n, bytes).await?;
         Ok(n)
     }
+}
+
+/// Which object, and what is wrong with it: of which state is said already.
+fn briefly(error: &StoreError) -> String {
+    if let StoreError::Corrupt { object, what, .. } = error {
+        return format!("{object}: {what}");
+    }
+    error.to_string()
 }

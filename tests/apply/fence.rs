@@ -212,6 +212,123 @@ fn a_create_that_leaves_after_the_takeover_is_undone_by_whoever_sees_it() {
     }
 }
 
+/// The same process is killed the moment its late create was answered, before it could undo it. Whoever looks next finds the
+/// machine by its try, ends it, and counts what it cost.
+#[test]
+fn a_create_that_leaves_after_the_takeover_of_a_process_that_is_killed_then_is_found_by_its_try() {
+    for wakes in [8, 25].map(Duration::from_secs) {
+        told(&format!("it wakes after {wakes:?} and is killed"), || {
+            let world = World::new();
+            let killed = Arc::new(Notify::new());
+            let (sim, dies) = (world.sim.clone(), killed.clone());
+            let hook: Hook = Arc::new(move |point| {
+                let call = sim
+                    .calls()
+                    .into_iter()
+                    .find(|call| call.number == point.call);
+                let first = call.is_some_and(|call| call.subject.ends_with("-g1a1"));
+                if point.verb == Verb::Create && point.side == Side::After && first {
+                    dies.notify_one();
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            });
+            world.sim.set_hook(Some(hook));
+            let second = world.process(async {
+                let job = apply_job();
+                let (one, two) = (Tool::new(), Tool::new());
+                world.oversleeps.set(Some(wakes));
+                let first = async {
+                    tokio::select! {
+                        biased;
+                        () = killed.notified() => {}
+                        report = world.command(&one, &job) => panic!("it is not killed: {report:?}"),
+                    }
+                };
+                let second = async {
+                    world.clock.sleep(Duration::from_secs(1)).await;
+                    world.oversleeps.set(None);
+                    world.command(&two, &job).await
+                };
+                tokio::join!(first, second).1
+            });
+            world.sim.set_hook(None);
+            let second = second.expect("it runs");
+            assert!(second.summary.finished(), "{:#?}", second.summary);
+            let made = world.sim.machines().len();
+            assert!(made >= 2, "{made}");
+            // It bills until somebody looks, and that is shown.
+            world.clock.advance(Duration::from_secs(600));
+            let extra = world.ours().len() - 2;
+            let plan = world.next_plan(TWO);
+            let told = plan.changes.iter();
+            let told = told.filter(|change| change.reason.contains("made by an earlier try"));
+            assert_eq!(told.count(), extra, "{:#?}", plan.changes);
+            let report = world.apply(TWO);
+            world.check_settled(TWO, &report);
+            assert_eq!(world.ours().len(), 2, "no more than are recorded");
+            let ended = world.sim.count(Verb::Release);
+            assert!(ended >= made - 2, "{ended} of {made}");
+            world.check_ledger();
+            world.clock.advance(Duration::from_secs(3600));
+            world.check_gone(&world.destroy());
+            let spent = world.check_ledger();
+            let paid = world.sim.bill(&here());
+            assert!(
+                spent.least <= paid && paid <= spent.most,
+                "{paid} was paid, {} to {} are on the ledger",
+                spent.least,
+                spent.most
+            );
+            if made == 2 {
+                assert!(!spent.is_uncertain(), "{spent}: nothing of it is in doubt");
+            }
+        });
+    }
+}
+
+/// It slept for longer than anybody has watched for what it may have made, and then its creates took effect: the machines are
+/// told by the next plan, ended by its apply, and on the ledger.
+#[test]
+fn what_a_sleeper_makes_after_everybody_stopped_looking_is_ended_by_the_next_apply() {
+    let world = World::new();
+    world.faults(FaultTable::none().on(Verb::Create, When::Until(2), Fault::CreateErrorNoCommit));
+    let report = world.apply(TWO);
+    world.check_settled(TWO, &report);
+    let late: Vec<_> = world
+        .ours()
+        .into_iter()
+        .map(|machine| {
+            let label = machine.label.replace("a2", "a1");
+            assert_ne!(label, machine.label, "the second try");
+            let id = world.sim.plant(&here(), &label, PRICE);
+            world
+                .sim
+                .alter(&id, |late, _| late.lease = machine.lease.clone());
+            id
+        })
+        .collect();
+    world.clock.advance(Duration::from_secs(600));
+    let plan = world.next_plan(TWO);
+    let told = plan
+        .changes
+        .iter()
+        .filter(|change| change.reason.contains("made by an earlier try"));
+    assert_eq!(told.count(), 2, "{:#?}", plan.changes);
+    let released = world.sim.count(Verb::Release);
+    world.check_settled(TWO, &world.apply(TWO));
+    assert_eq!(world.sim.count(Verb::Release), released + 2);
+    assert!(
+        world
+            .ours()
+            .iter()
+            .all(|machine| !late.contains(&machine.id))
+    );
+    world.check_ledger();
+    world.check_gone(&world.destroy());
+    world.check_ledger();
+}
+
 /// A create made two machines, and listings show one after the other. The second run sees one and keeps it; the first
 /// run, fenced by then, sees both and would keep the other: it must not end what it would not keep.
 #[test]

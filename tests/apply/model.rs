@@ -14,13 +14,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stageline::ambient::{Clock as _, variable};
+use stageline::ambient::Clock as _;
 use stageline::core::journal::Verb as StepVerb;
 use stageline::core::unit::MicroDollars;
 use stageline::provider::sim::{AccountSpec, CrashPoint, Fault, FaultTable, Hook, Verb, When};
 use stageline::store::testing::{Disk, Loss, Syncs};
 
-use super::random::{Draws, faults};
+use super::random::{Draws, faults, number};
 use super::world::{Job, PRICE, Report, TWO, Tool, World, here, receipts, shape};
 
 /// Stories per run of this test.
@@ -350,10 +350,6 @@ fn shortest(seed: u64, mut commands: Vec<u64>) -> Vec<u64> {
         }
     }
     commands
-}
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    variable(name).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
 fn check(seed: u64, commands: Vec<u64>) {

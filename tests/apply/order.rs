@@ -61,6 +61,7 @@ fn step_of(point: &CallPoint, subject: &str) -> Option<(Address, StepVerb)> {
         | Verb::Describe
         | Verb::Release
         | Verb::Logs
+        | Verb::Account
         | Verb::Status
         | Verb::Drain
         | Verb::AgentLogs => None,

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use stageline::ambient::{Clock, FakeClock};
 use stageline::core::id::MachineId;
 use stageline::core::offer::{Quote, QuoteId, Requirement};
-use stageline::core::resource::{Cause, Outcome};
+use stageline::core::resource::{Account, Cause, Outcome};
 use stageline::core::unit::Bytes;
 use stageline::provider::sim::SimProvider;
 use stageline::provider::{Blind, CreateRequest, Machine, Provider, Released, Traits};
@@ -34,6 +34,10 @@ impl Provider for Sold {
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
         self.sim.quote(id, disk).await
+    }
+
+    async fn account(&self) -> Result<Option<Account>, Blind> {
+        self.sim.account().await
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {

@@ -110,6 +110,8 @@ pub(crate) struct World {
     elsewhere: Option<Elsewhere>,
     /// How long a process sleeps between what it has written down and its create.
     pub oversleeps: Cell<Option<Duration>>,
+    /// Commands only record what they see.
+    pub refresh_only: Cell<bool>,
     processes: Cell<u8>,
 }
 
@@ -231,6 +233,7 @@ impl World {
             objects: Arc::new(InMemory::new()),
             elsewhere,
             oversleeps: Cell::new(None),
+            refresh_only: Cell::new(false),
             processes: Cell::new(0),
         }
     }
@@ -432,7 +435,7 @@ impl World {
             replace: Vec::new(),
             limits: limits_of(job),
             topology_digest: None,
-            refresh_only: false,
+            refresh_only: self.refresh_only.get(),
             boot: self.clock.boot_point(),
         };
         let draft = Draft {
@@ -466,7 +469,7 @@ impl World {
         })
     }
 
-    fn providers(&self) -> Providers {
+    pub fn providers(&self) -> Providers {
         let mut providers = Providers::default();
         providers.insert(here(), self.provider());
         providers
@@ -562,7 +565,7 @@ impl World {
         let boottime = self.clock.boottime();
         let mut ours = self.sim.machines();
         ours.retain(|machine| machine.lease.is_some());
-        let bill: MicroDollars = ours.iter().map(|machine| machine.bill(boottime)).sum();
+        let bill = bill_as_known(state, &ours, boottime);
         assert!(
             spent.least <= bill.saturating_add(slack) && bill <= spent.most.saturating_add(slack),
             "billed {bill}, and the ledger says {} to {}: {:#?} {ours:#?}",
@@ -654,6 +657,31 @@ pub(crate) fn receipts(state: &State) -> BTreeSet<MachineId> {
     let leases = state.existing().filter_map(|(address, _)| address.lease());
     let held = leases.filter_map(|lease| state.lease(lease));
     held.map(|held| held.machine.clone()).collect()
+}
+
+/// What machines cost, but for what nobody can know: of a try that is still in doubt and of which no machine was seen,
+/// the ledger counts one, at most at the try's ceiling.
+fn bill_as_known(state: &State, ours: &[SimMachine], now: Duration) -> MicroDollars {
+    let open = state.resources.values().flat_map(|r| r.attempts.values());
+    let in_doubt: BTreeMap<String, MicroDollars> = open
+        .filter(|open| open.leaving.is_none())
+        .map(|open| (open.launch.request_key.to_string(), open.launch.reservation))
+        .collect();
+    let mut doubted: BTreeMap<&str, MicroDollars> = BTreeMap::new();
+    let mut sum = MicroDollars::ZERO;
+    for machine in ours {
+        let Some(most) = in_doubt.get(&machine.label) else {
+            sum = sum.saturating_add(machine.bill(now));
+            continue;
+        };
+        let mut machine_at_most = machine.clone();
+        for (_, price) in &mut machine_at_most.prices {
+            *price = (*price).min(*most);
+        }
+        let bill = doubted.entry(&machine.label).or_default();
+        *bill = (*bill).max(machine_at_most.bill(now));
+    }
+    sum.saturating_add(doubted.into_values().sum())
 }
 
 /// Every key that a run would look for.

@@ -1,6 +1,7 @@
 //! The program with its state in a bucket: a whole life, a colleague on another computer, and two computers at once.
 
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::process::Signal;
 
@@ -103,40 +104,159 @@ fn a_ci_job_makes_no_identity_for_a_bucket() {
     world.destroy();
 }
 
-/// A run on one computer is stopped; one on another computer, whose clock is hours off, takes over once it has seen no
-/// heartbeat; the first one wakes and is fenced.
+/// A run on one computer is stopped at some point of the protocol; one on another computer, whose clock is hours off, takes
+/// over once it has seen no heartbeat; the first one wakes and is fenced. False when the point is not reached any more.
+fn takes_over(server: &Server, point: u32) -> bool {
+    let shift = if point.is_multiple_of(2) {
+        "-18000"
+    } else {
+        "25200"
+    };
+    let (mut world, _) = world(Kind::S3, server);
+    world.set("STAGELINE_TEST_HEARTBEAT", "1000");
+    let mut first = world.command(["apply", "--auto-approve"]);
+    first
+        .env("STAGELINE_TEST_HOST", "laptop")
+        .env("STAGELINE_TEST_STOP_AT", point.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut first = first.spawn().expect("the binary is there");
+    let pid = i32::try_from(first.id()).expect("a number");
+    let reached = until("the first one to stop or end", || {
+        if first.try_wait().expect("ours").is_some() {
+            return Some(false);
+        }
+        stopped(pid).then_some(true)
+    });
+    if !reached {
+        return false;
+    }
+    world.set("STAGELINE_TEST_HOST", "desk");
+    world.set("STAGELINE_TEST_CLOCK_SHIFT", shift);
+    let second = world.apply();
+    kill(pid, Signal::CONT);
+    let first = Ran::of(format!("the first one, stopped at {point}"), finish(first));
+    match first.code {
+        // It had ended its run, or not begun one.
+        Some(0) => {}
+        Some(7) => {
+            first.exits(7).says("changed after this plan was drafted");
+        }
+        _ => {
+            second
+                .says("on laptop) is at work since")
+                .says("whether it lives shows within");
+            first
+                .exits(6)
+                .says("fenced")
+                .says("`apply` by tester@desk, which began at")
+                .says("stageline plan");
+        }
+    }
+    world.agrees();
+    let settled = world.run("plan --detailed-exitcode");
+    assert_eq!(
+        settled.code,
+        Some(0),
+        "{point}: {first}\n{second}\n{settled}"
+    );
+    world.destroy();
+    true
+}
+
+/// Goes through the points of a protocol until one is not reached.
+fn takeovers(points: impl Fn(u32) -> u32 + Sync) -> u32 {
+    let Some(server) = Kind::S3.server() else {
+        return u32::MAX;
+    };
+    let (next, reached, over) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let case = || {
+            while !over.load(Ordering::Relaxed) {
+                if takes_over(&server, points(next.fetch_add(1, Ordering::Relaxed))) {
+                    reached.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    over.store(true, Ordering::Relaxed);
+                }
+            }
+        };
+        let cases: Vec<_> = (0..4).map(|_| scope.spawn(case)).collect();
+        for case in cases {
+            case.join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+    });
+    reached.load(Ordering::Relaxed)
+}
+
 #[test]
 fn a_second_computer_takes_over_from_one_that_sleeps() {
+    let reached = takeovers(|n| 2 + 9 * n);
+    assert!(
+        reached >= 4,
+        "only {reached} points: is the seam still there?"
+    );
+}
+
+#[test]
+#[ignore = "takes many minutes: the same at every point"]
+fn a_second_computer_takes_over_at_every_point() {
+    takeovers(|n| n + 1);
+}
+
+/// States beside one in a bucket are seen as those in a folder are: by a plan after the topology was renamed, and by a look
+/// for orphans. The way out that is named works.
+#[test]
+fn states_beside_one_in_a_bucket_are_read_like_those_in_a_folder() {
+    for kind in Kind::ALL {
+        let Some(server) = kind.server() else {
+            continue;
+        };
+        // The proxy of gs:// is for the precondition, which a whole life needs.
+        if kind == Kind::Gcs {
+            continue;
+        }
+        let (world, _) = world(kind, &server);
+        world.apply();
+        world.edit("name = \"demo\"", "name = \"other\"");
+        let plan = world.run("plan");
+        plan.exits(0)
+            .says("the state of `demo` beside this one still has lease.node[0]")
+            .says("`stageline state mv demo other`");
+        world.run("orphans").says_not("unknown lineage");
+        world.run("state mv demo other --auto-approve").exits(0);
+        world.run("plan --detailed-exitcode").exits(0);
+        world.run("destroy --auto-approve").exits(0);
+    }
+}
+
+/// A state goes from a folder into a bucket with its machines, and nobody goes on in the folder.
+#[test]
+fn a_state_is_pushed_into_a_bucket_and_goes_on_there() {
     let Some(server) = Kind::S3.server() else {
         return;
     };
-    for (point, shift) in [("16", "-18000"), ("30", "25200")] {
-        let (mut world, _) = world(Kind::S3, &server);
-        world.set("STAGELINE_TEST_HEARTBEAT", "1000");
-        let mut first = world.command(["apply", "--auto-approve"]);
-        first
-            .env("STAGELINE_TEST_HOST", "laptop")
-            .env("STAGELINE_TEST_STOP_AT", point)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let first = first.spawn().expect("the binary is there");
-        let pid = i32::try_from(first.id()).expect("a number");
-        until("the first one to stop", || stopped(pid).then_some(()));
-        world.set("STAGELINE_TEST_HOST", "desk");
-        world.set("STAGELINE_TEST_CLOCK_SHIFT", shift);
-        let second = world.apply();
-        second
-            .says("on laptop) is at work since")
-            .says("whether it lives shows within");
-        kill(pid, Signal::CONT);
-        let first = Ran::of("the first one".to_owned(), finish(first));
-        first
-            .exits(6)
-            .says("fenced")
-            .says("`apply` by tester@desk, which began at")
-            .says("stageline plan");
-        world.agrees();
-        world.run("plan --detailed-exitcode").exits(0);
-        world.destroy();
+    let url = Kind::S3.url();
+    let mut world = World::new(STUB);
+    for (name, value) in Kind::S3.variables(server.port) {
+        world.set(&name, &value);
     }
+    world.apply();
+    let machines = world.machines();
+    world
+        .run(&format!("state push {url} --auto-approve"))
+        .exits(0)
+        .says(&url);
+    world.run("plan").exits(1).says("was moved: it goes on at");
+    let there = |line: &str| world.run(&format!("{line} --state {url}"));
+    there("plan --detailed-exitcode").exits(0);
+    there("status").exits(0);
+    // Again is the same.
+    world
+        .run(&format!("state push {url} --auto-approve"))
+        .says_not("panicked");
+    there("apply --auto-approve").exits(0);
+    assert_eq!(world.machines(), machines, "the same machines");
+    there("destroy --auto-approve").exits(0);
+    assert!(world.processes().is_empty());
 }

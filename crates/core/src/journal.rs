@@ -192,6 +192,9 @@ pub enum Record {
         address: Address,
         /// The machine.
         machine: MachineId,
+        /// What it was seen to cost; entries of before have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        price_per_hour: Option<MicroDollars>,
         /// When.
         #[schemars(with = "String")]
         at: Timestamp,
@@ -214,6 +217,12 @@ pub enum Record {
         address: Address,
         /// Which generation of it.
         generation: Generation,
+        /// The machine of this open try; none is the one in the receipt.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempt: Option<Attempt>,
+        /// What it was seen to cost, where that is not what is recorded.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        price_per_hour: Option<MicroDollars>,
         /// When it was seen.
         #[schemars(with = "String")]
         at: Timestamp,

@@ -11,7 +11,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use claim::{broken_claims, side_by_side};
+pub use claim::{broken_claims, count, side_by_side};
 pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
 
 use crate::id::Name;

@@ -27,6 +27,7 @@ mod scope;
 mod shortage;
 mod spend;
 mod steps;
+mod told;
 
 use std::collections::BTreeMap;
 
@@ -50,6 +51,7 @@ pub use expand::{Desired, expand, expand_within, recorded_graph};
 pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit};
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 pub use protect::is_protected;
+pub use scope::{Selector, select};
 
 /// The version that is written. A newer one is refused. 2 has another [digest](Plan::digest) than 1.
 pub const FORMAT: u32 = 2;

@@ -132,9 +132,11 @@ pub struct Terms {
 pub struct Account {
     /// The account at the provider, by which another account's key is told from its own.
     pub id: String,
-    /// The key, by reference.
-    pub api_key: SecretRef,
+    /// The key, by reference; none where the account has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<SecretRef>,
     /// A fingerprint of the key, for messages.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key_fingerprint: String,
     /// Where the API is, when it is not the provider's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use bad::{BAD_FOR, BAD_MAX, BadHost};
 pub use fold::FoldError;
 pub use ledger::{Billed, Ledger, LedgerClock, Spent};
-pub use observed::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen};
+pub use observed::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen, Stray};
 pub use surgery::{Edit, Imported, LeaseRange, Surgery, SurgeryError};
 
 use crate::id::{

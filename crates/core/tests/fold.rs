@@ -410,6 +410,7 @@ fn a_plan_goes_stale_by_what_exists_and_not_by_a_run_that_changes_nothing() {
     });
     assert_eq!(fold.state.projection(), before);
     fold.check(Record::ExtraReleased {
+        price_per_hour: None,
         address: gpu(),
         machine: "m-9".parse().expect("an id"),
         at: AT,

@@ -63,6 +63,7 @@ pub(super) async fn all(
             matches!(orphan.whose, Whose::Own | Whose::GivenUp).then(|| Record::ExtraReleased {
                 address: Address::Lease(lease),
                 machine: orphan.id().clone(),
+                price_per_hour: Some(orphan.machine.price_per_hour),
                 at: clock.now(),
             })
         });

@@ -113,7 +113,8 @@ fn who_was_asked(survey: &Survey) -> String {
     let asked = survey.listings.iter().filter(|one| one.machines.is_ok());
     let asked: Vec<String> = asked
         .map(|listing| {
-            let account = listing.account.as_ref();
+            // One without a key is this computer.
+            let account = listing.account.as_ref().filter(|it| it.api_key.is_some());
             let account = account.map_or_else(String::new, |it| format!(", account {}", it.id));
             let kind = listing.provider.kind();
             format!("`{}` ({kind}{account}) at {:.0}", listing.name, listing.at)

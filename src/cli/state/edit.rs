@@ -110,12 +110,13 @@ fn leases(
     for lease in state.leases_in(range) {
         if let Some(held) = state.lease(lease) {
             notes.push(format!(
-                "{lease}: machine {} at provider {} ({}) goes on billing {} per hour, and no command ends it any more; \
-                 `stageline import {lease} {}` takes it back, the provider's own console ends it (its name there is {})",
+                "{lease}: machine {} at provider {} ({}) goes on billing {} per hour, and no apply or destroy ends it; \
+                 `stageline import {lease} {}` takes it back, `stageline orphans --release {}` ends it (its name at the provider is {})",
                 held.machine,
                 held.provider,
                 held.provider_kind,
                 held.price_per_hour,
+                held.machine,
                 held.machine,
                 held.request_key
             ));

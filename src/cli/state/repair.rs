@@ -2,17 +2,17 @@
 //! every machine with this state's mark, so that none bills unseen.
 
 use serde::Deserialize;
-use stageline_core::id::{Address, Generation};
+use stageline_core::id::{Address, Generation, LeaseId, MachineId, Name};
 use stageline_core::offer::QuoteId;
 use stageline_core::resource::{LeaseReceipt, Receipt};
 use stageline_core::state::{Genesis, Recorded, State};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::console::Console;
-use super::super::project::Place;
+use super::super::project::{self, Place, Project};
 use super::super::sellers::Sellers;
 use super::super::surgery::Operation;
-use super::super::{Exit, Failure, session};
+use super::super::{Exit, Failure, Global, session};
 use crate::ambient;
 use crate::observe::{self, Survivor};
 use crate::store::{Damage, Journal, Mode};
@@ -26,7 +26,12 @@ pub(crate) struct Repair {
 }
 
 impl Repair {
-    pub async fn run(&self, place: &Place, console: &Console) -> Result<Exit, Failure> {
+    pub async fn run(
+        &self,
+        place: &Place,
+        global: &Global,
+        console: &Console,
+    ) -> Result<Exit, Failure> {
         let reader = place.open(Mode::Read).await?;
         let Some(damage) = reader.damage().await? else {
             console.say(&format!(
@@ -35,7 +40,7 @@ impl Repair {
             ));
             return Ok(Exit::Done);
         };
-        let (state, notes) = self.mended(&damage, place).await?;
+        let (state, notes) = self.mended(&damage, place, global).await?;
         console.line(&format!("{}", damage.error));
         for note in &notes {
             console.line(note);
@@ -75,6 +80,7 @@ impl Repair {
         &self,
         damage: &Damage,
         place: &Place,
+        global: &Global,
     ) -> Result<(State, Vec<String>), Failure> {
         let mut state = damage.base.clone();
         let mut notes: Vec<String> = damage
@@ -92,10 +98,14 @@ impl Repair {
                 .into_iter()
                 .map(|skipped| format!("of a later entry this could not be used: {skipped}")),
         );
-        if let Some(copy) = damage.readable.as_deref()
-            && let Some(more) = from_copy(&mut state, copy)
-        {
-            notes.push(more);
+        let copied = damage.readable.as_deref();
+        let copied = copied.map(|copy| from_copy(&mut state, copy));
+        let copied = copied.unwrap_or_default();
+        if copied.leases > 0 {
+            let leases = copied.leases;
+            notes.push(format!(
+                "{leases} leases were taken from the readable copy, state.json"
+            ));
         }
         if state.genesis.is_none() {
             return Err(Failure::new(
@@ -107,39 +117,65 @@ impl Repair {
             ));
         }
         let clock = session::clock();
+        // Where it can be read it says which providers there are, also when nothing recorded does any more.
+        let project = Project::load(global).ok();
         let providers = Sellers {
-            topology: None,
+            topology: project.as_ref().map(|project| &project.topology),
             state: &state,
             place,
-            folder: std::path::Path::new("."),
+            folder: &project::folder(global),
             clock: &clock,
         }
         .providers()?;
-        let listed = observe::survivors(&state, &providers).await.map_err(|blind| {
+        let mut listed = observe::survivors(&state, &providers).await.map_err(|blind| {
             Failure::new(Exit::Doubt, blind.to_string()).hint(
                 "what runs there cannot be told, so nothing was repaired; mend access to that account and run it again",
             )
         })?;
-        for survivor in &listed {
-            notes.extend(take(&mut state, survivor, clock.now()));
-        }
-        let leases: Vec<_> = state
-            .existing()
-            .filter_map(|(address, _)| address.lease().cloned())
-            .collect();
-        for lease in leases {
-            if let Some(held) = state.lease(&lease) {
-                let there = listed.iter().any(|one| one.machine.id == held.machine);
-                let what = if there {
-                    format!("is there, {} per hour", held.price_per_hour)
-                } else {
-                    "is not listed any more; the next apply or destroy proves it".to_owned()
-                };
-                notes.push(format!("{lease}: machine {} {what}", held.machine));
-            }
-        }
+        notes.extend(found(&mut state, &mut listed, &copied, clock.now()));
         Ok((state, notes))
     }
+}
+
+/// Takes what is listed into the state, and says what is there and what is not.
+fn found(
+    state: &mut State,
+    listed: &mut [Survivor],
+    copied: &Copied,
+    now: stageline_core::unit::Timestamp,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    for survivor in listed.iter_mut() {
+        if let Some((_, provider)) = copied.machines.get(&survivor.machine.id) {
+            // Under the name that its table has: the copy knows, who lists it here may not.
+            survivor.provider.clone_from(provider);
+        }
+        notes.extend(take(state, survivor, now));
+    }
+    for (machine, (lease, _)) in &copied.machines {
+        if !listed.iter().any(|one| one.machine.id == *machine) {
+            notes.push(format!(
+                    "{lease}: state.json names machine {machine}, which no provider that was asked lists now; if it is on \
+                     another account or computer, end it there: nothing records it any more"
+                ));
+        }
+    }
+    let leases: BTreeSet<LeaseId> = state
+        .existing()
+        .filter_map(|(address, _)| address.lease().cloned())
+        .collect();
+    for lease in leases {
+        if let Some(held) = state.lease(&lease) {
+            let there = listed.iter().any(|one| one.machine.id == held.machine);
+            let what = if there {
+                format!("is there, {} per hour", held.price_per_hour)
+            } else {
+                "is not listed any more; the next apply or destroy proves it".to_owned()
+            };
+            notes.push(format!("{lease}: machine {} {what}", held.machine));
+        }
+    }
+    notes
 }
 
 /// Records a listed machine that nothing records.
@@ -191,8 +227,18 @@ fn take(
     ))
 }
 
-/// Leases that only the readable copy of the state knows.
-fn from_copy(state: &mut State, copy: &[u8]) -> Option<String> {
+/// What the readable copy of the state says of leases that nothing else knows.
+#[derive(Default)]
+struct Copied {
+    /// How many of them.
+    leases: usize,
+    /// Their machines, with the tables of their providers: whether these are there is for the provider to say.
+    machines: BTreeMap<MachineId, (LeaseId, Name)>,
+}
+
+/// Takes over which leases there were, so that a listed machine is told by its name; and from a copy of an older stageline the
+/// receipts, which it had whole.
+fn from_copy(state: &mut State, copy: &[u8]) -> Copied {
     #[derive(Deserialize)]
     struct Copy {
         genesis: Option<Genesis>,
@@ -202,24 +248,33 @@ fn from_copy(state: &mut State, copy: &[u8]) -> Option<String> {
     struct Line {
         generation: Generation,
         receipt: Option<Receipt>,
+        machine: Option<MachineId>,
+        provider: Option<Name>,
     }
-    let copy: Copy = serde_json::from_slice(copy).ok()?;
+    let mut found = Copied::default();
+    let Ok(copy) = serde_json::from_slice::<Copy>(copy) else {
+        return found;
+    };
     if state.genesis.is_none() {
         state.genesis = copy.genesis;
     }
-    let mut taken = 0;
     for (address, line) in copy.resources {
         let known = state.resources.get(&address).is_some_and(Recorded::exists);
-        let newer = state
-            .generations
-            .get(&address)
-            .is_some_and(|n| *n > line.generation);
-        if let (Address::Lease(lease), Some(Receipt::Lease(receipt)), false, false) =
-            (address, line.receipt, known, newer)
-            && state.take_back(lease, *receipt)
-        {
-            taken += 1;
+        let last = state.generations.get(&address).copied();
+        let Address::Lease(lease) = &address else {
+            continue;
+        };
+        if known || last.is_some_and(|last| last > line.generation) {
+            continue;
+        }
+        found.leases += 1;
+        let lease = lease.clone();
+        state.generations.insert(address, line.generation);
+        if let Some(Receipt::Lease(receipt)) = line.receipt {
+            state.take_back(lease, *receipt);
+        } else if let (Some(machine), Some(provider)) = (line.machine, line.provider) {
+            found.machines.insert(machine, (lease, provider));
         }
     }
-    (taken > 0).then(|| format!("{taken} leases were taken from the readable copy, state.json"))
+    found
 }

@@ -28,6 +28,8 @@ pub enum Verb {
     Release,
     /// Of an account: what a machine printed.
     Logs,
+    /// Of an account: whose it is.
+    Account,
     /// Of an agent: what it has and does.
     Status,
     /// Of an agent: shares of pipelines.

@@ -460,6 +460,17 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The faults of one more question of a kind that is no call: it is counted, and nobody sees it.
+    pub(crate) fn faults_now(&self, account: &Name, verb: Verb) -> Vec<Fault> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let count = state.counts.entry((account.clone(), verb)).or_default();
+        *count += 1;
+        let spec = state.accounts.get(account);
+        spec.map(|spec| spec.faults.hits(verb, *count))
+            .unwrap_or_default()
+    }
+
     /// A call begins: counted, logged, hooked, delayed.
     pub(crate) async fn begin(
         &self,

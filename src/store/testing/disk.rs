@@ -20,6 +20,9 @@ use object_store::{
     ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
+/// What a disk says that could not do what it was told.
+const EIO: i32 = 5;
+
 /// What a disk syncs when it is told to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syncs {
@@ -65,6 +68,7 @@ pub struct Disk {
     syncs: Syncs,
     open: Arc<Mutex<BTreeMap<Path, Change>>>,
     power: Arc<Mutex<Option<Power>>>,
+    sync: Arc<Mutex<Option<Power>>>,
 }
 
 impl Disk {
@@ -75,6 +79,7 @@ impl Disk {
             syncs,
             open: Arc::default(),
             power: Arc::default(),
+            sync: Arc::default(),
         }
     }
 
@@ -83,12 +88,19 @@ impl Disk {
         *lock(&self.power) = power;
     }
 
+    /// From now on this is asked at each sync of a folder; the sync fails where it breaks. What it should have made safe is
+    /// there to be read, and safe with the next sync of that folder.
+    pub fn set_sync(&self, sync: Option<Power>) {
+        *lock(&self.sync) = sync;
+    }
+
     /// What is found when the power is back.
     ///
     /// # Panics
     /// Never: the objects are in memory.
     pub async fn power_cut(&self, loss: Loss) {
         self.set_power(None);
+        self.set_sync(None);
         let open = std::mem::take(&mut *lock(&self.open));
         for (number, (path, change)) in (0..).zip(open) {
             let found = change.after_loss(loss, number);
@@ -220,6 +232,13 @@ impl ObjectStore for Disk {
         self.change(location, before, Some(bytes));
         // Its name.
         self.moment().await;
+        let sync = lock(&self.sync).clone();
+        if sync.is_some_and(|sync| sync().is_break()) {
+            return Err(Error::Generic {
+                store: "disk",
+                source: Box::new(std::io::Error::from_raw_os_error(EIO)),
+            });
+        }
         self.sync_names(location);
         self.moment().await;
         Ok(done)

@@ -79,7 +79,8 @@ fn older(found: &str, claim: &str) -> bool {
     }
 }
 
-fn count(gpus: &[Gpu]) -> String {
+/// How many GPUs of which model, in few words.
+pub fn count(gpus: &[Gpu]) -> String {
     match gpus.first() {
         None => "no GPU".to_owned(),
         Some(first) if gpus.iter().all(|gpu| gpu.model == first.model) => {

@@ -151,6 +151,8 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     };
     drafting.decide(&scope);
     drafting.strays();
+    drafting.marked();
+    drafting.renamed();
     let leases = drafting.leases();
     let mut money = limits::money(&drafting.rows, input, &leases);
     spend::account(&mut money, input);

@@ -6,10 +6,11 @@
 use super::Verdict;
 use super::draft::{Call, Drafting, Fate, lease_receipt, measured};
 use super::market::unfit;
-use crate::id::{Address, LeaseId};
+use crate::id::{Address, LeaseId, MachineId, RequestKey};
 use crate::journal::Verb;
+use crate::offer::{Facts, Gpu, count};
 use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
-use crate::state::{Recorded, Seen};
+use crate::state::{ObservedLease, Recorded, Seen};
 use crate::unit::MicroDollars;
 
 /// Rents a machine and waits for its agent.
@@ -107,7 +108,29 @@ impl<'a> Drafting<'a> {
         if let Some(why) = made_otherwise(spec, recorded, receipt) {
             return again(why);
         }
-        settle(spec, recorded, receipt, self.price(id, receipt))
+        let call = settle(spec, recorded, receipt, self.price(id, receipt));
+        match self.extra(id, recorded) {
+            Some(extra) if call.build.is_empty() => {
+                let reason = format!(
+                    "machine {extra}, made by an earlier try of it, is up too and bills: it is released"
+                );
+                Call::new(Verdict::Update, reason).build(&[Verb::Await])
+            }
+            Some(_) | None => call,
+        }
+    }
+
+    /// A machine that another try of this lease made and that nobody knows: a create that took effect long after it was given
+    /// up. Its name proves whose it is.
+    fn extra(&self, id: &LeaseId, recorded: &Recorded) -> Option<MachineId> {
+        let lineage = self.input.recorded.genesis.as_ref()?.lineage;
+        let address = Address::Lease(recorded.made_for.as_ref().unwrap_or(id).clone());
+        let prefix = RequestKey::prefix(&lineage, &address);
+        let mut strays = self.input.observed.strays.iter();
+        let extra = strays.find(|stray| {
+            stray.key.as_str().starts_with(&prefix) && stray.key.try_of().0 <= recorded.generation
+        });
+        extra.map(|stray| stray.machine.clone())
     }
 
     /// Why the machine must be given up, by what was seen.
@@ -138,6 +161,7 @@ impl<'a> Drafting<'a> {
                         );
                         self.drifted(&address, what);
                     }
+                    self.shown(&address, seen, receipt);
                     None
                 }
             }
@@ -155,6 +179,47 @@ impl<'a> Drafting<'a> {
             self.drifted(&address, why.clone());
         }
         why
+    }
+
+    /// What differs at a machine that is there, and is shown. Only GPUs that are missing may make another machine needed.
+    fn shown(&mut self, address: &Address, seen: &ObservedLease, receipt: &LeaseReceipt) {
+        if seen.renamed {
+            let what = format!(
+                "was renamed at its provider and is known by its id {} alone; name it {} again, so that it is found should \
+                 the state be lost",
+                receipt.machine, receipt.request_key
+            );
+            self.drifted(address, what);
+        }
+        for twin in &seen.twins {
+            let what = format!(
+                "is not alone: machine {twin} carries its name too; `stageline orphans` shows it, `stageline orphans \
+                 --release {twin}` ends it"
+            );
+            self.drifted(address, what);
+        }
+        if let (Address::Lease(id), Some(was)) = (address, measured(receipt))
+            && let Some(now) = self.other_gpus(id, receipt)
+        {
+            let (now, was) = (count(&now), count(&was.gpus));
+            self.drifted(
+                address,
+                format!("has {now} now, {was} when it became ready"),
+            );
+        }
+    }
+
+    /// The GPUs that a machine has now, when their number is not the one that was measured: as its agent finds, else as its
+    /// provider says.
+    fn other_gpus(&self, id: &LeaseId, receipt: &LeaseReceipt) -> Option<Vec<Gpu>> {
+        let was = &measured(receipt)?.gpus;
+        let observed = self.input.observed;
+        let now = match (observed.agents.get(id), observed.leases.get(id)) {
+            (Some(Seen::There(agent)), _) => &agent.gpus,
+            (_, Some(Seen::There(seen))) if !seen.gpus.is_empty() => &seen.gpus,
+            (_, _) => return None,
+        };
+        (now.len() != was.len()).then(|| now.clone())
     }
 
     fn deaf(&mut self, id: &LeaseId, receipt: &LeaseReceipt) -> Option<String> {
@@ -186,9 +251,14 @@ impl<'a> Drafting<'a> {
             terms.provider == receipt.provider && terms.provider_kind == receipt.provider_kind
         };
         let price = self.price(id, receipt);
+        let now = self.other_gpus(id, receipt).and_then(|gpus| {
+            let facts = measured(receipt)?.clone();
+            Some(Facts { gpus, ..facts })
+        });
+        let facts = now.as_ref().or_else(|| measured(receipt));
         let mut closest: Option<(bool, Vec<String>)> = None;
         for terms in spec.terms.iter().filter(ours) {
-            let why = unfit(terms, spec.memory, measured(receipt), price);
+            let why = unfit(terms, spec.memory, facts, price);
             if why.is_empty() {
                 return None;
             }

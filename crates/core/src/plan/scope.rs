@@ -3,14 +3,131 @@
 //! A target takes with it all that it needs; an exclude takes away all that needs it. What is left out is said.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
 
 use super::draft::Draft;
-use super::expand::needs;
+use super::expand::{Desired, needs};
 use super::parts::named;
 use crate::diagnostic::Diagnostic;
 use crate::graph::Graph;
-use crate::id::Address;
+use crate::id::{Address, IdError, Name};
 use crate::resource::Spec;
+use crate::state::State;
+
+/// One resource, or a whole table of them: `lease.NAME`, `delivery.NAME`, `stage.PIPELINE`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Selector {
+    /// This one.
+    One(Address),
+    /// Every resource of this kind and name.
+    Table {
+        /// `lease`, `delivery` or `stage`.
+        kind: &'static str,
+        /// The table.
+        name: Name,
+    },
+}
+
+impl Selector {
+    /// Whether it selects this resource.
+    pub fn has(&self, address: &Address) -> bool {
+        match self {
+            Self::One(one) => one == address,
+            Self::Table { kind, name } => {
+                address.kind() == *kind
+                    && match address {
+                        Address::Lease(lease) | Address::Delivery(lease) => lease.name == *name,
+                        Address::Stage(stage) => stage.pipeline == *name,
+                        Address::Bundle(_) | Address::Pipeline(_) | Address::Exposure(_) => false,
+                    }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(address) => address.fmt(f),
+            Self::Table { kind, name } => write!(f, "{kind}.{name}"),
+        }
+    }
+}
+
+impl FromStr for Selector {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let table = text.split_once('.').and_then(|(kind, name)| {
+            let tables = ["lease", "delivery", "stage"];
+            let kind = tables.into_iter().find(|table| *table == kind)?;
+            Some(Self::Table {
+                kind,
+                name: name.parse().ok()?,
+            })
+        });
+        table.map_or_else(|| text.parse().map(Self::One), Ok)
+    }
+}
+
+/// The addresses that selectors mean, of what is declared and recorded.
+///
+/// # Errors
+/// One for each selector of a table that has nothing in it. A single address is looked at by [`super::draft`].
+pub fn select(
+    flag: &str,
+    selectors: &[Selector],
+    desired: &Desired,
+    recorded: &State,
+) -> Result<Vec<Address>, Vec<Diagnostic>> {
+    let (mut found, mut faults) = (BTreeSet::new(), Vec::new());
+    for selector in selectors {
+        if let Selector::One(address) = selector {
+            found.insert(address.clone());
+            continue;
+        }
+        let all = recorded.existing().map(|(address, _)| address);
+        let all = all.chain(desired.specs.keys());
+        let ours: BTreeSet<&Address> = all.filter(|address| selector.has(address)).collect();
+        if ours.is_empty() {
+            let message =
+                format!("{flag} {selector}: nothing of that table is declared or recorded");
+            let fault = Diagnostic::error("plan/unknown-address", message);
+            faults.push(fault.hint(match near_table(selector, desired, recorded) {
+                Some(near) => format!("did you mean {near}?"),
+                None => "`stageline state list` names what is recorded".to_owned(),
+            }));
+        }
+        found.extend(ours.into_iter().cloned());
+    }
+    if faults.is_empty() {
+        Ok(found.into_iter().collect())
+    } else {
+        Err(faults)
+    }
+}
+
+/// The table of that kind whose name is nearest.
+fn near_table(selector: &Selector, desired: &Desired, recorded: &State) -> Option<String> {
+    let Selector::Table { kind, name } = selector else {
+        return None;
+    };
+    let all = recorded.existing().map(|(address, _)| address);
+    let all = all.chain(desired.specs.keys());
+    let names = all
+        .filter(|address| address.kind() == *kind)
+        .filter_map(|address| match address {
+            Address::Lease(lease) | Address::Delivery(lease) => Some(&lease.name),
+            Address::Stage(stage) => Some(&stage.pipeline),
+            Address::Bundle(_) | Address::Pipeline(_) | Address::Exposure(_) => None,
+        });
+    let near = names.min_by_key(|other| {
+        let distance = strsim::damerau_levenshtein(name.as_str(), other.as_str());
+        (distance, *other)
+    })?;
+    Some(format!("{kind}.{near}"))
+}
 
 /// The addresses that a plan may change.
 pub(super) struct Scope {

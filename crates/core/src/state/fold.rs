@@ -176,22 +176,8 @@ impl State {
                 at,
             } => self.gone(address, *generation, *attempt, *at),
             Record::GaveUp { .. } => self.give_up(record),
-            Record::ExtraReleased {
-                address,
-                machine,
-                at,
-            } => {
-                self.disowned.remove(machine);
-                self.extra(address, *at);
-            }
-            Record::Seen {
-                address,
-                generation,
-                at,
-            } => {
-                let seen = self.clock.time_of(*at);
-                self.with(address, *generation, |recorded| recorded.was_seen(seen));
-            }
+            Record::ExtraReleased { .. } => self.extra(record),
+            Record::Seen { .. } => self.seen(record),
             Record::Edited {
                 address,
                 recorded,
@@ -210,13 +196,42 @@ impl State {
     }
 
     /// A machine beyond the one that is kept was billed, too.
-    fn extra(&mut self, address: &Address, at: Timestamp) {
-        let now = self.clock.tick(at);
+    fn extra(&mut self, record: &Record) {
+        let Record::ExtraReleased {
+            address,
+            machine,
+            price_per_hour,
+            at,
+        } = record
+        else {
+            return;
+        };
+        self.disowned.remove(machine);
+        let now = self.clock.tick(*at);
         let recorded = self.resources.get(address);
         if let (Address::Lease(lease), Some(recorded)) = (address, recorded) {
-            let extra = recorded.extra(now);
+            let extra = recorded.extra(*price_per_hour, now);
             self.charge(lease, extra);
         }
+    }
+
+    /// A machine was there, perhaps at another price.
+    fn seen(&mut self, record: &Record) {
+        let Record::Seen {
+            address,
+            generation,
+            attempt,
+            price_per_hour,
+            at,
+        } = record
+        else {
+            return;
+        };
+        let seen = self.clock.time_of(*at);
+        self.with(address, *generation, |recorded| match attempt {
+            None => recorded.was_seen(*price_per_hour, seen),
+            Some(attempt) => recorded.try_was_seen(*attempt, *price_per_hour, seen),
+        });
     }
 
     fn started(&mut self, record: &Record) -> Result<(), &'static str> {

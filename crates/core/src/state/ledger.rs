@@ -265,12 +265,13 @@ impl Recorded {
         spent
     }
 
-    /// What a machine beyond the one that is kept may have cost: made by some try of this generation.
-    pub(super) fn extra(&self, now: Timestamp) -> Spent {
+    /// What a machine beyond the one that is kept may have cost: made by some try of this generation, at the price that it
+    /// was seen at or at the highest of these tries.
+    pub(super) fn extra(&self, seen: Option<MicroDollars>, now: Timestamp) -> Spent {
         let open = self.attempts.values();
         let prices = open.map(|open| open.launch.price_per_hour);
         let held = self.account().map(|(receipt, _)| receipt.price_per_hour);
-        let price = prices.chain(held).max().unwrap_or_default();
+        let price = prices.chain(held).chain(seen).max().unwrap_or_default();
         let since = self.tried_since.unwrap_or(now);
         Spent {
             least: MicroDollars::ZERO,

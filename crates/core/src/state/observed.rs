@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::id::{Fingerprint, LeaseId, Name, StageId};
+use crate::id::{Fingerprint, LeaseId, MachineId, Name, RequestKey, StageId};
+use crate::offer::Gpu;
 use crate::resource::Cause;
 use crate::unit::{MicroDollars, Timestamp};
 
@@ -29,17 +30,44 @@ pub struct Observed {
     pub at: Option<Timestamp>,
     /// Machines, by the provider's listing.
     pub leases: BTreeMap<LeaseId, Seen<ObservedLease>>,
+    /// Machines with our mark that no lease stands for, at the providers that were asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub strays: Vec<Stray>,
     /// What their agents say. Missing where nobody asked, for want of the identity.
     pub agents: BTreeMap<LeaseId, Seen<ObservedAgent>>,
 }
 
 /// A machine as its provider shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ObservedLease {
     /// Broken for good, in the provider's words; none when it is up or on its way.
     pub dead: Option<String>,
     /// What it costs now.
     pub price_per_hour: MicroDollars,
+    /// The GPUs that the provider says it has now; empty where it does not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<Gpu>,
+    /// Somebody gave it another name than the one it was made under.
+    #[serde(default)]
+    pub renamed: bool,
+    /// Other machines of that name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub twins: Vec<MachineId>,
+}
+
+/// A machine with our mark that no lease stands for. It is shown, and left alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Stray {
+    /// The provider that lists it.
+    pub provider: Name,
+    /// Which.
+    pub machine: MachineId,
+    /// Its name.
+    pub key: RequestKey,
+    /// What it costs.
+    pub price_per_hour: MicroDollars,
+    /// Its name is of this state's lineage; else it is another topology's, or only looks like one.
+    pub own: bool,
 }
 
 /// What an agent has and does.
@@ -47,6 +75,9 @@ pub struct ObservedLease {
 pub struct ObservedAgent {
     /// Digest of the delivery spec that it has, whole; none when something is missing.
     pub delivery: Option<Fingerprint>,
+    /// The GPUs that it finds now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<Gpu>,
     /// Every stage that it supervises.
     pub stages: BTreeMap<StageId, ObservedStage>,
     /// Digest of the spec of each listener.

@@ -200,6 +200,7 @@ impl Story<'_> {
             Seen::There(ObservedLease {
                 dead,
                 price_per_hour: price,
+                ..ObservedLease::default()
             })
         };
         let seen = match what {
@@ -253,7 +254,15 @@ impl Story<'_> {
 
     /// What an agent says when all is as recorded.
     fn as_recorded(&self, at: &LeaseId) -> ObservedAgent {
+        let ready = self
+            .world
+            .state
+            .lease(at)
+            .and_then(|held| held.ready.as_ref());
         let mut agent = ObservedAgent {
+            gpus: ready
+                .map(|ready| ready.facts.gpus.clone())
+                .unwrap_or_default(),
             delivery: None,
             stages: BTreeMap::new(),
             exposures: BTreeMap::new(),

@@ -95,6 +95,7 @@ fn look(world: &World, draws: &mut Draws) -> Observed {
             Seen::There(ObservedLease {
                 dead: dead.map(str::to_owned),
                 price_per_hour: MicroDollars(0),
+                ..ObservedLease::default()
             })
         };
         let seen = match draws.below(6) {

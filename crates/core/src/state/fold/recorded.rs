@@ -8,7 +8,21 @@ use super::super::{Billed, LedgerClock, OpenAttempt, Pending, Recorded, Tried};
 use crate::id::{Attempt, Generation, LeaseId};
 use crate::journal::{Launch, Verb};
 use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
-use crate::unit::Timestamp;
+use crate::unit::{MicroDollars, Timestamp};
+
+/// The account of a machine that was seen at this price.
+fn seen_at(
+    recorded: MicroDollars,
+    mut billed: Billed,
+    price: Option<MicroDollars>,
+    seen: Timestamp,
+) -> Billed {
+    if let Some(price) = price.filter(|price| *price != recorded) {
+        billed.rate_changed(recorded, price, seen);
+    }
+    billed.seen = billed.seen.max(seen);
+    billed
+}
 
 impl Recorded {
     pub(super) fn new(generation: Generation) -> Self {
@@ -132,11 +146,33 @@ impl Recorded {
         self.billed = Some(billed);
     }
 
-    pub(super) fn was_seen(&mut self, seen: Timestamp) {
-        if let Some((_, mut billed)) = self.account() {
-            billed.seen = billed.seen.max(seen);
-            self.billed = Some(billed);
+    /// The machine in the receipt was there, perhaps at another price.
+    pub(super) fn was_seen(&mut self, price: Option<MicroDollars>, seen: Timestamp) {
+        let Some((receipt, billed)) = self.account() else {
+            return;
+        };
+        self.billed = Some(seen_at(receipt.price_per_hour, billed, price, seen));
+        if let (Some(price), Some(Receipt::Lease(receipt))) = (price, &mut self.receipt) {
+            receipt.price_per_hour = price;
         }
+    }
+
+    /// The machine of an open try was there. One that nobody holds counts at its ceiling, or at its price if that is more.
+    pub(super) fn try_was_seen(
+        &mut self,
+        attempt: Attempt,
+        price: Option<MicroDollars>,
+        seen: Timestamp,
+    ) {
+        let Some(open) = self.attempts.get_mut(&attempt) else {
+            return;
+        };
+        if let (Some(receipt), Some(billed)) = (&mut open.leaving, open.billed) {
+            open.billed = Some(seen_at(receipt.price_per_hour, billed, price, seen));
+            receipt.price_per_hour = price.unwrap_or(receipt.price_per_hour);
+        }
+        let reserved = &mut open.launch.reservation;
+        *reserved = price.map_or(*reserved, |price| price.max(*reserved));
     }
 
     /// A refused try made nothing and is closed; any other refused step leaves a resource that is not as it should be.

@@ -139,6 +139,8 @@ impl Story {
 
     fn seen(&mut self, seconds: i64) {
         self.say(vec![Record::Seen {
+            attempt: None,
+            price_per_hour: None,
             address: Address::Lease(lease()),
             generation: Generation(1),
             at: at(seconds),

@@ -1,0 +1,86 @@
+//! What a plan tells beside its changes: machines at a provider that nothing records, and names that look like a rename.
+//!
+//! All of it is notes for people: nothing here makes, ends or touches anything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::draft::Drafting;
+use super::{Mode, Verdict};
+use crate::id::{Address, Name};
+
+/// Machines that nothing records of which a plan tells the names, for each provider.
+const STRAYS_SHOWN: usize = 4;
+
+impl Drafting<'_> {
+    /// Machines that carry a mark like ours and that nothing records: shown, never touched by a plan.
+    pub(super) fn marked(&mut self) {
+        let mut by_kind: BTreeMap<(&Name, bool), Vec<String>> = BTreeMap::new();
+        for stray in &self.input.observed.strays {
+            let told = format!(
+                "{} ({}, {}/h)",
+                stray.machine, stray.key, stray.price_per_hour
+            );
+            let all = by_kind.entry((&stray.provider, stray.own)).or_default();
+            all.push(told);
+        }
+        for ((provider, own), mut all) in by_kind {
+            let rest = all.len().saturating_sub(STRAYS_SHOWN);
+            all.truncate(STRAYS_SHOWN);
+            if rest > 0 {
+                all.push(format!("{rest} more"));
+            }
+            let what = if own {
+                "with the mark of this state that no lease stands for: `stageline orphans` tells more, and ends them or takes them back"
+            } else {
+                "named like machines of a topology, of another one or by chance; left alone"
+            };
+            self.notes.push(format!(
+                "provider `{provider}` lists machines {what}: {}",
+                all.join(", ")
+            ));
+        }
+    }
+
+    /// A table that is gone from the file beside one that is new may be the same under another name: its machines need not
+    /// be ended for that.
+    pub(super) fn renamed(&mut self) {
+        let options = self.input.options;
+        if options.mode != Mode::Apply || options.refresh_only {
+            return;
+        }
+        let (mut old, mut new) = (BTreeSet::new(), BTreeSet::new());
+        for row in &self.rows {
+            let Address::Lease(lease) = &row.address else {
+                continue;
+            };
+            match row.verdict {
+                Verdict::Delete => old.insert(&lease.name),
+                Verdict::Create if row.recorded.is_none() => new.insert(&lease.name),
+                Verdict::Create | Verdict::Update | Verdict::Replace | Verdict::Keep => false,
+            };
+        }
+        old.retain(|name| !self.is_declared(name));
+        new.retain(|name| !self.is_recorded(name));
+        let mut notes = Vec::new();
+        for from in old {
+            let near = |to: &&&Name| strsim::damerau_levenshtein(from.as_str(), to.as_str());
+            if let Some(to) = new.iter().min_by_key(near) {
+                notes.push(format!(
+                    "lease.{from} is no longer declared and lease.{to} is new; if it was renamed, `stageline state mv \
+                     lease.{from} lease.{to}` or [[moved]] in the file keeps its machines"
+                ));
+            }
+        }
+        self.notes.extend(notes);
+    }
+
+    fn is_declared(&self, name: &Name) -> bool {
+        let mut specs = self.input.desired.specs.keys();
+        specs.any(|address| address.lease().is_some_and(|lease| lease.name == *name))
+    }
+
+    fn is_recorded(&self, name: &Name) -> bool {
+        let mut existing = self.input.recorded.existing();
+        existing.any(|(address, _)| address.lease().is_some_and(|lease| lease.name == *name))
+    }
+}
