@@ -82,6 +82,7 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
     let market = Market {
         kind: provider.kind().to_owned(),
         free: false,
+        self_destroy: false,
         quotes,
     };
     let options = plan::Options {
@@ -93,6 +94,8 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
         limits: topology.limits.clone(),
         topology_digest: None,
         refresh_only: false,
+        renew: stageline_core::plan::Renew::Nothing,
+        watched: false,
         boot: None,
     };
     plan::draft(&Draft {

@@ -22,10 +22,12 @@ mod guard;
 mod launch;
 mod log;
 mod output;
+mod own_end;
 pub mod process;
 mod server;
 pub mod spawn;
 mod stages;
+mod work;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -35,6 +37,7 @@ use std::time::Duration;
 use stageline_core::id::EndpointKey;
 use stageline_core::offer::Facts;
 use stageline_core::resource::Contact;
+use stageline_core::unit::Millis;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OnceCell, mpsc};
 use tokio_util::task::AbortOnDropHandle;
@@ -44,6 +47,7 @@ use crate::pipeline::endpoint::{self, EndpointError, RelayAccess, RelaySettings}
 use crate::pipeline::keys::Secret;
 use crate::pipeline::{Fabric, FabricConfig};
 pub use folder::{Config, Folder, FolderError};
+pub use own_end::OwnEnd;
 pub use stages::RestartPolicy;
 
 /// How long requests in flight may take to end when the agent is told to end.
@@ -88,6 +92,7 @@ struct Inner {
     deliveries: Arc<deliveries::Deliveries>,
     stages: stages::Stages,
     exposures: exposures::Exposures,
+    work: Arc<work::Work>,
     /// To another relay.
     moves: mpsc::Sender<door::Move>,
     /// GPUs do not change while the agent runs, and asking for them is slow.
@@ -95,6 +100,11 @@ struct Inner {
 }
 
 impl Inner {
+    /// For how long nothing counted as work.
+    fn idle(&self) -> Millis {
+        self.work.idle(self.fabric.is_busy(), self.fabric.worked())
+    }
+
     async fn facts(&self) -> Facts {
         // A simulator's machine is what the simulator says.
         if let Some(facts) = self.folder.read_facts() {
@@ -110,6 +120,7 @@ pub struct Agent {
     inner: Arc<Inner>,
     door: Arc<door::Door>,
     _mover: AbortOnDropHandle<()>,
+    _keeper: Option<AbortOnDropHandle<()>>,
     key: EndpointKey,
     _lock: folder::FolderLock,
 }
@@ -161,11 +172,15 @@ impl Agent {
         let door = Arc::new(door::Door::new(key, door::open(&inner, endpoint)));
         let mover = Arc::clone(&door).serve(Arc::clone(&inner), relay, asked);
         inner.folder.write_contact(&contact)?;
+        let means = own_end::Means::find(&inner.config);
+        let keeper =
+            means.map(|means| own_end::keep(Arc::clone(&inner), means, Arc::new(SystemClock)));
         tracing::info!(lease = %inner.config.lease, ?contact, "the agent listens");
         Ok(Self {
             inner,
             door,
             _mover: AbortOnDropHandle::new(tokio::spawn(mover)),
+            _keeper: keeper.map(|keeper| AbortOnDropHandle::new(tokio::spawn(keeper))),
             key: public,
             _lock: lock,
         })
@@ -231,6 +246,7 @@ impl Inner {
             }
         }
         let site = launch::Site::here(folder.root());
+        let work = Arc::new(work::Work::new(Arc::clone(&clock)));
         Ok(Self {
             stages: stages::Stages::new(fabric.clone(), folder.clone(), site, spawner, policy),
             exposures: exposures::Exposures::new(
@@ -238,12 +254,14 @@ impl Inner {
                 fabric.clone(),
                 clock,
                 folder.root().join("exposures.json"),
+                Arc::clone(&work),
             ),
             config,
             folder,
             fabric,
             blobs,
             deliveries,
+            work,
             moves,
             gpus: OnceCell::new(),
         })

@@ -34,6 +34,7 @@ mod state;
 mod status;
 mod surgery;
 mod validate;
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -150,6 +151,8 @@ enum Command {
     Import(import::Import),
     /// Machines at the providers that carry our mark and that no state records
     Orphans(orphans::Orphans),
+    /// Keep recorded leases within their limits, for an always-on box
+    Watch(watch::Watch),
     /// Look into the recorded state, or mend it
     State(state::State),
     /// The process on a leased machine; started by stageline itself
@@ -217,6 +220,7 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
         Command::Release(command) => command.run(global, console),
         Command::Import(command) => command.run(global, console),
         Command::Orphans(command) => command.run(global, console),
+        Command::Watch(command) => command.run(global, console),
         Command::State(command) => command.run(global, console),
         Command::Agent(command) => command.run(console),
         Command::Sim(command) => command.run(console),

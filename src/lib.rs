@@ -13,5 +13,6 @@ pub mod pipeline;
 pub mod provider;
 pub mod sim;
 pub mod store;
+pub mod watch;
 
 pub use stageline_core as core;

@@ -110,6 +110,9 @@ pub struct AgentStatus {
     pub stages: BTreeMap<StageId, StageStatus>,
     /// Every listener, with its URL and the digest of its spec.
     pub exposures: BTreeMap<Name, (Fingerprint, String)>,
+    /// For how long nothing counted as work; none from an agent of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<Millis>,
 }
 
 /// Whose output is asked for.

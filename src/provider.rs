@@ -22,7 +22,7 @@ use stageline_core::id::{
     Attempt, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
 };
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
-use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
+use stageline_core::resource::{Account, Cause, Contact, FailureClass, LeaseLimits, Outcome};
 use stageline_core::topology::AgentSource;
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
@@ -130,6 +130,8 @@ pub struct Boot {
     pub attempt: Attempt,
     /// The relay to keep a connection to; none is direct only.
     pub relay: Option<RelayAccess>,
+    /// The limits that the machine keeps by itself, where it can end itself.
+    pub limits: Option<LeaseLimits>,
 }
 
 /// One create. Unsafe to repeat.

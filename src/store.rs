@@ -15,6 +15,7 @@
 //! lock.json        who is at work: a courtesy, not the fence
 //! ```
 
+mod beat;
 mod beside;
 #[cfg(feature = "cloud-state")]
 mod cloud;
@@ -49,6 +50,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
 use stageline_core::id::{JournalNumber, Name, PlanId};
 
 use crate::ambient::{SharedClock, SystemClock, crash_point};
+pub use beat::{Beat, BeatInfo, Watching, fresh as fresh_watcher};
 pub use beside::states_at;
 pub use error::{AppendError, BeginError, Rival, StoreError};
 pub use identity::{Identity, IdentityError};

@@ -79,6 +79,7 @@ impl World {
         }
         std::fs::create_dir(&dir).expect("made");
         let config = Config {
+            own_end: None,
             operator: keys::operator(&self.identity, &self.lineage).operator(),
             lineage: self.lineage,
             lease: lease(index),

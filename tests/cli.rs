@@ -16,4 +16,5 @@ mod relay;
 mod secrets;
 mod signals;
 mod surgery;
+mod watch;
 pub(crate) mod world;

@@ -2,6 +2,7 @@
 //! simulator. What a simulator has at the end is what is recorded: nothing beyond it, nothing twice.
 
 mod desk;
+mod ends;
 mod kills;
 mod lai;
 mod lambda;

@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::folder;
+use super::work::{Counted, Work};
 use crate::ambient::SharedClock;
 use crate::gateway::{self, GatewayOptions};
 use crate::machine::control::{Peer, Refusal};
@@ -35,6 +36,7 @@ pub struct Exposures {
     clock: SharedClock,
     /// Which addresses were taken for which exposure.
     record: PathBuf,
+    work: Arc<Work>,
     open: Mutex<BTreeMap<Name, Listener>>,
     /// One change at a time.
     changes: tokio::sync::Mutex<()>,
@@ -51,12 +53,19 @@ struct Listener {
 
 impl Exposures {
     /// No listener yet.
-    pub fn new(lease: LeaseId, fabric: Fabric, clock: SharedClock, record: PathBuf) -> Self {
+    pub fn new(
+        lease: LeaseId,
+        fabric: Fabric,
+        clock: SharedClock,
+        record: PathBuf,
+        work: Arc<Work>,
+    ) -> Self {
         Self {
             lease,
             fabric,
             clock,
             record,
+            work,
             open: Mutex::default(),
             changes: tokio::sync::Mutex::default(),
         }
@@ -138,6 +147,7 @@ impl Exposures {
                     return Err(Refusal::new("bad-request", message));
                 }
             };
+            let model = Arc::new(Counted::new(model, Arc::clone(&self.work)));
             models.insert(pipeline.clone(), model);
         }
         Ok(models)

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use stageline_core::id::{Attempt, Generation, LeaseId, Lineage, OperatorId, StageId};
 use stageline_core::resource::Contact;
 
+use super::own_end::OwnEnd;
 use crate::machine::control::RelayGrant;
 
 /// The environment variable by which every process of a machine can be told: the folder of its agent.
@@ -44,6 +45,9 @@ pub struct Config {
     /// Where it listens; none is a free port, of the loopback without a relay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
+    /// How it ends itself by its limits; none where it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_end: Option<OwnEnd>,
 }
 
 /// Why the folder cannot be used.

@@ -139,8 +139,12 @@ impl Exchange {
                 size,
                 spans,
             }) => {
+                let work = self.agent.work.begin();
                 let reply = match self.take_blob(sha256, size, spans).await? {
-                    Ok(()) => Reply::Done,
+                    Ok(()) => {
+                        work.succeeded();
+                        Reply::Done
+                    }
                     Err(refusal) => Reply::Refused(refusal),
                 };
                 self.reply(&reply).await?;
@@ -169,7 +173,14 @@ impl Exchange {
         let progress = Progress::default();
         let agent = Arc::clone(&self.agent);
         let shown = progress.clone();
-        let work = AssertUnwindSafe(async move { agent.answer(request, &shown).await });
+        let work = AssertUnwindSafe(async move {
+            let work = delivers(&request).then(|| agent.work.begin());
+            let answer = agent.answer(request, &shown).await;
+            if let (Some(work), true) = (work, answer.is_ok()) {
+                work.succeeded();
+            }
+            answer
+        });
         let mut work = Box::pin(work.catch_unwind());
         let mut every = tokio::time::interval_at(Instant::now() + WORKING_EVERY, WORKING_EVERY);
         let answer = loop {
@@ -288,6 +299,23 @@ async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
+/// What counts as a delivery: a machine that is being filled is not idle.
+const fn delivers(request: &Request) -> bool {
+    match request {
+        Request::Fetch { .. }
+        | Request::Blob { .. }
+        | Request::Deliver { .. }
+        | Request::Start { .. }
+        | Request::Expose { .. } => true,
+        Request::Status
+        | Request::Logs { .. }
+        | Request::Check { .. }
+        | Request::Stop { .. }
+        | Request::Unexpose { .. }
+        | Request::Drain { .. } => false,
+    }
+}
+
 fn panicked() -> Refusal {
     Refusal::new("internal", "the agent has a fault; its log tells more")
         .hint("stageline logs LEASE shows it; please report it")
@@ -296,7 +324,10 @@ fn panicked() -> Refusal {
 impl Inner {
     async fn answer(&self, request: Request, progress: &Progress) -> Result<Reply, Refusal> {
         match request {
-            Request::Status => Ok(Reply::Status(Box::new(self.status().await))),
+            Request::Status => {
+                self.work.asked();
+                Ok(Reply::Status(Box::new(self.status().await)))
+            }
             Request::Fetch {
                 sha256,
                 size,
@@ -362,6 +393,7 @@ impl Inner {
             deliveries: self.deliveries.status(),
             stages: self.stages.status(),
             exposures: self.exposures.status(),
+            idle: Some(self.idle()),
         }
     }
 

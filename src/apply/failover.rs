@@ -197,6 +197,7 @@ impl<'a> Run<'a> {
             let market = markets.entry(name.clone()).or_insert_with(|| Market {
                 kind: kind.clone(),
                 free: provider.traits().free,
+                self_destroy: false,
                 quotes: Ok(Vec::new()),
             });
             // One answer that cannot be trusted says nothing about another one.

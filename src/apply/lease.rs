@@ -10,13 +10,15 @@ use stageline_core::id::{Address, Attempt, LeaseId, RequestKey};
 use stageline_core::journal::Launch;
 use stageline_core::offer::{Quote, Supply};
 use stageline_core::plan::{Choice, unfit};
-use stageline_core::resource::{Account, Cause, FailureClass, LeaseSpec, Outcome, Receipt, Terms};
+use stageline_core::resource::{
+    Account, Cause, FailureClass, LeaseLimits, LeaseSpec, Outcome, Receipt, Terms,
+};
 use stageline_core::unit::MicroDollars;
 
 use super::doubt::{SEND_WINDOW, receipt};
 use super::release::GONE_WITHIN;
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
-use crate::provider::{CreateRequest, Machine, Provider};
+use crate::provider::{Boot, CreateRequest, Machine, Provider};
 
 /// Between two looks while something is waited for.
 const POLL: Duration = Duration::from_millis(200);
@@ -74,7 +76,10 @@ impl<'a> Run<'a> {
             disk: spec.disk,
             image: terms.image.clone(),
             agent: terms.agent.clone(),
-            boot: keys.boot(lease, act.step.generation, launch.attempt),
+            boot: Boot {
+                limits: launch.limits.filter(|_| provider.traits().self_destroy),
+                ..keys.boot(lease, act.step.generation, launch.attempt)
+            },
         };
         let outcome = self.send(provider.as_ref(), request).await;
         self.launched(act, provider.as_ref(), &launch, outcome)
@@ -101,7 +106,7 @@ impl<'a> Run<'a> {
                 self.pause(turn).await?;
             }
             let quote = self.read_again(provider, lease, spec, choice).await?;
-            let launch = self.launch_of(act, lease, terms, account.clone(), &quote)?;
+            let launch = self.launch_of(act, lease, (spec, terms), account.clone(), &quote)?;
             match self.no_room(lease, &launch) {
                 None => return Ok((quote, launch)),
                 Some(cause) => self.wait_for_room(act, lease, &launch, cause).await?,
@@ -151,7 +156,7 @@ impl<'a> Run<'a> {
         &self,
         act: Act<'a>,
         lease: &LeaseId,
-        terms: &Terms,
+        (spec, terms): (&LeaseSpec, &Terms),
         account: Option<Account>,
         quote: &Quote,
     ) -> Result<Launch, Stop> {
@@ -172,6 +177,7 @@ impl<'a> Run<'a> {
                 .ceiling
                 .unwrap_or(quote.price_per_hour)
                 .max(quote.price_per_hour),
+            limits: Some(LeaseLimits::of(spec)),
         })
     }
 

@@ -33,6 +33,7 @@ impl Keys for TestKeys {
             generation,
             attempt,
             relay: None,
+            limits: None,
         }
     }
 }

@@ -79,6 +79,7 @@ impl Apply {
                     folder: std::path::Path::new("."),
                     parallelism: self.pace.parallelism,
                     command: "destroy",
+                    interrupt: None,
                 };
                 run::run(&job, &store, &clock, console).await
             });
@@ -109,6 +110,7 @@ impl Apply {
             folder: &project.folder,
             parallelism: self.pace.parallelism,
             command: "apply",
+            interrupt: None,
         }
     }
 }

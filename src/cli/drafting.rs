@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Name};
 use stageline_core::offer::Requirement;
-use stageline_core::plan::{self, Desired, Draft, Market, Mode, Plan, Selector};
-use stageline_core::resource::FailureClass;
-use stageline_core::state::{Observed, State, SurgeryError};
+use stageline_core::plan::{self, Desired, Draft, EndsBy, Market, Mode, Plan, Renew, Selector};
+use stageline_core::resource::{FailureClass, LeaseReceipt};
+use stageline_core::state::{Edit, Observed, State, SurgeryError};
 use stageline_core::topology::{Limits, Topology};
 use stageline_core::unit::Bytes;
 
@@ -19,8 +20,9 @@ use super::{Failure, model, relay, session};
 use crate::ambient::SharedClock;
 use crate::apply::Providers;
 use crate::machine::Machines;
+use crate::machine::client::AgentClient;
 use crate::observe::{self, Asked};
-use crate::store::{Loaded, Mode as Access, Store};
+use crate::store::{BeatInfo, Loaded, Mode as Access, Store, fresh_watcher};
 
 /// What narrows a plan.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -34,6 +36,9 @@ pub(crate) struct Narrow {
     /// Make this resource, or all of a table, anew; may be repeated
     #[arg(long, value_name = "ADDR")]
     replace: Vec<Selector>,
+    /// Rent a lease again that ended by a limit of its own; all of them without ADDR. May be repeated
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, conflicts_with = "refresh_only")]
+    renew: Option<Vec<Address>>,
     /// Do not look at the world first; what is recorded is taken as it is
     #[arg(long)]
     no_refresh: bool,
@@ -45,10 +50,28 @@ pub(crate) struct Narrow {
 impl Narrow {
     /// This resource alone.
     pub fn only(address: Address) -> Self {
+        Self::these(vec![address])
+    }
+
+    /// These resources alone.
+    pub fn these(target: Vec<Address>) -> Self {
         Self {
-            target: vec![Selector::One(address)],
+            target: target.into_iter().map(Selector::One).collect(),
             ..Self::default()
         }
+    }
+
+    fn renew(&self) -> Renew {
+        match &self.renew {
+            None => Renew::Nothing,
+            Some(named) if named.is_empty() => Renew::All,
+            Some(named) => Renew::These(named.clone()),
+        }
+    }
+
+    /// Everything is meant.
+    fn is_whole(&self) -> bool {
+        self.target.is_empty() && self.exclude.is_empty() && !self.refresh_only
     }
 }
 
@@ -118,29 +141,19 @@ pub(crate) async fn apply(
         Observed::default()
     } else {
         let hands = session::hands_if_any(store, &state, relays, &project.place)?;
-        if let Some(hands) = &hands {
-            // A relay takes a moment, which is not the agents' to answer for.
-            hands.online().await?;
-        }
-        let machines = hands.as_deref().map(|hands| hands as &dyn Machines);
-        let observed = observe::look(&state, &providers, machines, clock.as_ref()).await;
-        if let Some(hands) = hands {
-            hands.close().await;
-        }
-        observed
+        look(&state, &providers, hands, clock).await?
     };
-    let [targets, excludes, replace] = narrow.chosen(&desired, &state).map_err(fail)?;
-    let options = plan::Options {
-        mode: Mode::Apply,
-        now: clock.now(),
-        targets,
-        excludes,
-        replace,
-        limits: project.topology.limits.clone(),
-        topology_digest: Some(project.digest),
-        refresh_only: narrow.refresh_only,
-        boot: clock.boot_point(),
+    let ended = ended_by_themselves(&state, &observed, &providers, clock);
+    let (state, edits) = if ended.is_empty() {
+        (state, edits)
+    } else {
+        let edits: Vec<Edit> = edits.into_iter().chain(ended).collect();
+        let after = loaded.state.after(&edits).map_err(surgery)?;
+        (Cow::Owned(after), edits)
     };
+    let watcher = fresh_watcher(store, clock).await?;
+    let chosen = narrow.chosen(&desired, &state).map_err(fail)?;
+    let options = options(project, narrow, chosen, watcher.is_some(), clock);
     let draft = Draft {
         desired: &desired,
         recorded: &state,
@@ -149,7 +162,8 @@ pub(crate) async fn apply(
         options: &options,
     };
     let mut plan = plan::draft(&draft).map_err(fail)?;
-    let notes = elsewhere(&project.place).await;
+    let mut notes = elsewhere(&project.place).await;
+    notes.extend(awake(watcher, &plan, &project.place));
     // Hashing all of it again is not for nothing.
     if !notes.is_empty() || !edits.is_empty() {
         plan.notes.extend(notes);
@@ -160,6 +174,75 @@ pub(crate) async fn apply(
     Ok(Drafted { plan, loaded })
 }
 
+fn options(
+    project: &Project,
+    narrow: &Narrow,
+    [targets, excludes, replace]: Chosen,
+    watched: bool,
+    clock: &SharedClock,
+) -> plan::Options {
+    plan::Options {
+        mode: Mode::Apply,
+        now: clock.now(),
+        targets,
+        excludes,
+        replace,
+        limits: project.topology.limits.clone(),
+        topology_digest: Some(project.digest),
+        refresh_only: narrow.refresh_only,
+        watched,
+        renew: narrow.renew(),
+        boot: clock.boot_point(),
+    }
+}
+
+/// What there is, agents included where there are hands for them.
+async fn look(
+    state: &State,
+    providers: &Providers,
+    hands: Option<Arc<AgentClient>>,
+    clock: &SharedClock,
+) -> Result<Observed, Failure> {
+    if let Some(hands) = &hands {
+        // A relay takes a moment, which is not the agents' to answer for.
+        hands.online().await?;
+    }
+    let machines = hands.as_deref().map(|hands| hands as &dyn Machines);
+    let observed = observe::look(state, providers, machines, clock.as_ref()).await;
+    if let Some(hands) = hands {
+        hands.close().await;
+    }
+    Ok(observed)
+}
+
+/// Machines that ended themselves wrote no state: that they did is concluded from what is seen.
+fn ended_by_themselves(
+    state: &State,
+    observed: &Observed,
+    providers: &Providers,
+    clock: &SharedClock,
+) -> Vec<Edit> {
+    let ends_itself = |held: &LeaseReceipt| {
+        let provider = providers.get(&held.provider, &held.provider_kind);
+        provider.is_ok_and(|provider| provider.traits().self_destroy)
+    };
+    let now = state.ledger_now(clock.now(), clock.boot_point().as_ref());
+    plan::lapses(state, observed, now, ends_itself)
+}
+
+/// A watcher guards while its computer is awake, and nobody else can where the state is on that computer's disk.
+fn awake(watcher: Option<BeatInfo>, plan: &Plan, place: &Place) -> Option<String> {
+    let watcher = watcher.filter(BeatInfo::is_here)?;
+    let relied_on = |terms: &plan::LeaseTerms| terms.ends == EndsBy::Watcher;
+    let said = place.url.root().is_some() && plan.leases.values().any(relied_on);
+    said.then(|| {
+        format!(
+            "the watcher is process {} of this computer, and the state is on its disk: it guards while this computer is awake",
+            watcher.process.pid
+        )
+    })
+}
+
 /// Drafts the plan that ends everything: it needs neither topology nor identity.
 pub(crate) async fn destroy(
     place: &Place,
@@ -168,6 +251,12 @@ pub(crate) async fn destroy(
     clock: &SharedClock,
 ) -> Result<Drafted, Failure> {
     let loaded = store.read().await?;
+    // What ends everything ends what was remembered of leases, too.
+    let edits = if narrow.is_whole() {
+        forgotten(&loaded.state)
+    } else {
+        Vec::new()
+    };
     let sellers = Sellers {
         topology: None,
         state: &loaded.state,
@@ -181,6 +270,23 @@ pub(crate) async fn destroy(
     } else {
         observe::look(&loaded.state, &providers, None, clock.as_ref()).await
     };
+    ending(place, loaded, narrow, edits, &observed, clock)
+}
+
+fn forgotten(state: &State) -> Vec<Edit> {
+    let lapsed = state.lapsed.keys().cloned();
+    lapsed.map(|lease| Edit::Unlapse { lease }).collect()
+}
+
+/// Drafts a plan that ends things, and changes this in the state before.
+pub(crate) fn ending(
+    place: &Place,
+    loaded: Loaded,
+    narrow: &Narrow,
+    edits: Vec<Edit>,
+    observed: &Observed,
+    clock: &SharedClock,
+) -> Result<Drafted, Failure> {
     let name = loaded
         .state
         .genesis
@@ -203,16 +309,22 @@ pub(crate) async fn destroy(
         },
         topology_digest: None,
         refresh_only: narrow.refresh_only,
+        watched: false,
+        renew: Renew::Nothing,
         boot: clock.boot_point(),
     };
     let draft = Draft {
         desired: &desired,
         recorded: &loaded.state,
-        observed: &observed,
+        observed,
         markets: &BTreeMap::new(),
         options: &options,
     };
-    let plan = plan::draft(&draft).map_err(fail)?;
+    let mut plan = plan::draft(&draft).map_err(fail)?;
+    if !edits.is_empty() {
+        plan.edits = edits;
+        plan.id = plan.digest();
+    }
     Ok(Drafted { plan, loaded })
 }
 
@@ -247,6 +359,7 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
         let market = Market {
             kind: provider.kind().to_owned(),
             free: provider.traits().free,
+            self_destroy: provider.traits().self_destroy,
             quotes: quotes.map_err(|blind| blind.cause),
         };
         (name, market)

@@ -63,6 +63,7 @@ impl Keys for IdentityKeys {
             generation,
             attempt,
             relay: self.relay.clone(),
+            limits: None,
         }
     }
 

@@ -196,6 +196,7 @@ impl Release {
                 folder: Path::new("."),
                 parallelism: self.pace.parallelism,
                 command: "release",
+                interrupt: None,
             };
             let store = place.open(Mode::Write).await?;
             run::run(&job, &store, &clock, console).await

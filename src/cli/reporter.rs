@@ -211,6 +211,7 @@ impl Shared {
             Event::AttemptAbsent { address, attempt } => {
                 Some(format!("{address}: try {attempt} made no machine"))
             }
+            Event::Lapsed { lease, limit, why } => Some(format!("{lease}: ends by its {limit}: {why}")),
             Event::Vanished { address, why } => Some(format!("{address}: gone: {why}")),
             Event::Fenced { by } => Some(format!("this run was fenced by {by}")),
             Event::Interrupted { signals: 1 } => Some(
@@ -308,6 +309,7 @@ impl Board {
                 }
             }
             Event::StepRefused { .. }
+            | Event::Lapsed { .. }
             | Event::StepBlocked { .. }
             | Event::Retrying { .. }
             | Event::Launching { .. }

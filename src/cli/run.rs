@@ -9,6 +9,8 @@ use stageline_core::state::State;
 use stageline_core::topology::Topology;
 use stageline_core::unit::{MicroDollars, Millis};
 
+use tokio_util::sync::CancellationToken;
+
 use super::console::Console;
 use super::exit::of_cause;
 use super::keys::{self, IdentityKeys, References};
@@ -40,6 +42,8 @@ pub(crate) struct Job<'a> {
     pub folder: &'a std::path::Path,
     pub parallelism: usize,
     pub command: &'a str,
+    /// Fires when the run is to stop. Whoever brings it says the last words itself; none is Ctrl-C, with our own words.
+    pub interrupt: Option<CancellationToken>,
 }
 
 /// Runs it, and says how it ended.
@@ -108,7 +112,7 @@ async fn locked(
         wait_for_open: false,
     };
     let mut reporter = Reporter::new(console, clock.clone());
-    let interrupt = signals::watch(reporter.sink())?;
+    let interrupt = interrupt(job, &reporter)?;
     let journal = Journal::begin(store, loaded, begin, writer).await?;
     let effects = Effects {
         providers: providers.clone(),
@@ -148,6 +152,14 @@ async fn locked(
     }
     let state = journal.with_state(Clone::clone);
     conclude(job, &summary, &state, &providers, clock, console).await
+}
+
+/// What stops the run.
+fn interrupt(job: &Job<'_>, reporter: &Reporter) -> Result<CancellationToken, Failure> {
+    match &job.interrupt {
+        Some(interrupt) => Ok(interrupt.clone()),
+        None => signals::watch(reporter.sink()),
+    }
 }
 
 /// Our hands on machines. A relay that lets nobody in is better known before a machine is rented that nobody could reach.
@@ -222,6 +234,10 @@ async fn conclude(
             up(job, state, console);
         }
         return Err(error.clone().into());
+    }
+    if job.interrupt.is_some() && !summary.finished() {
+        let doubt = summary.failed.iter().any(|failed| failed.in_doubt);
+        return Ok(if doubt { Exit::Doubt } else { Exit::Stopped });
     }
     if summary.interrupted {
         console

@@ -153,7 +153,7 @@ pub async fn open(url: &str, token: Option<&SecretString>) -> Result<reqwest::Re
 }
 
 /// Whether nobody on the way can read what is sent.
-fn is_private(url: &reqwest::Url) -> bool {
+pub fn is_private(url: &reqwest::Url) -> bool {
     let here = url.host_str().is_some_and(|host| {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let address = host.parse::<std::net::IpAddr>();

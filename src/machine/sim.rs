@@ -38,6 +38,8 @@ pub struct AgentState {
     pub exposures: BTreeMap<Name, (Fingerprint, String)>,
     /// Takes no new requests.
     pub draining: bool,
+    /// For how long nothing counted as work; none is not told.
+    pub idle: Option<Millis>,
 }
 
 /// Our hands on all machines of a world.
@@ -152,6 +154,7 @@ impl Machines for SimMachines {
                 deliveries: agent.deliveries.clone(),
                 stages: agent.stages.clone(),
                 exposures: agent.exposures.clone(),
+                idle: agent.idle,
             })
         })
         .await

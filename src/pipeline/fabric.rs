@@ -238,6 +238,12 @@ impl Fabric {
         self.shared.nodes().iter().any(|node| node.in_flight() > 0)
     }
 
+    /// When a worker here last got on with a request, by the boot-time clock. Requests that only failed do not count.
+    pub fn worked(&self) -> Option<Duration> {
+        let nodes = self.shared.nodes();
+        nodes.iter().filter_map(|node| node.worked()).max()
+    }
+
     /// Takes no new request from now on, and returns whether those in flight ended before `timeout`.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.set_draining(true);

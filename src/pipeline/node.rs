@@ -180,6 +180,10 @@ impl Node {
         self.lock().core.in_flight()
     }
 
+    pub(super) fn worked(&self) -> Option<Duration> {
+        self.lock().core.worked()
+    }
+
     /// Returns when no request is in flight.
     pub(super) async fn idle(&self) {
         loop {

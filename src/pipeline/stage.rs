@@ -211,6 +211,8 @@ pub(super) struct Core {
     /// Bytes of hidden states that wait here.
     queued_bytes: u64,
     draining: bool,
+    /// When the worker last got on with a request.
+    worked: Option<Duration>,
     out: Vec<Out>,
 }
 
@@ -235,6 +237,7 @@ impl Core {
             early_ends: VecDeque::new(),
             queued_bytes: 0,
             draining: false,
+            worked: None,
             out: Vec::new(),
         }
     }
@@ -257,6 +260,11 @@ impl Core {
 
     pub(super) fn in_flight(&self) -> u32 {
         u32::try_from(self.requests.len()).unwrap_or(u32::MAX)
+    }
+
+    /// When its worker last got on with a request. One that only failed is none.
+    pub(super) const fn worked(&self) -> Option<Duration> {
+        self.worked
     }
 
     /// Whether time passing changes nothing here.

@@ -89,6 +89,7 @@ pub fn package(boot: &Boot, listen: Option<std::net::SocketAddr>) -> Package {
             attempt: boot.attempt,
             relay: None,
             listen,
+            own_end: None,
         },
         relay: boot.relay.clone().map(Into::into),
     }

@@ -92,7 +92,7 @@ impl Vastai {
             // An image of some GB on a host with a slow line.
             acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(120)),
             bills_while_stopped: true,
-            self_destroy: false,
+            self_destroy: true,
             offers_are_one: true,
             free: false,
             rate: Duration::ZERO,
@@ -354,7 +354,8 @@ impl Provider for Vastai {
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
-        let body = match boot::body(&request, gibibytes(request.disk)) {
+        let api = self.settings.url.as_deref().unwrap_or(URL);
+        let body = match boot::body(&request, gibibytes(request.disk), api) {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),
         };

@@ -14,6 +14,9 @@ use crate::agent::folder::{self, Folder, MACHINE_DIR};
 use crate::agent::process::end_leftovers;
 use crate::ambient::{agent_environment, random};
 
+/// What the key that a machine is handed for itself begins with; its id follows.
+pub(super) const OWN_KEY: &str = "only-";
+
 /// The agent of a machine.
 pub struct Agent {
     folder: PathBuf,
@@ -60,6 +63,7 @@ impl Booter {
             .env_clear()
             .envs(agent_environment())
             .env(MACHINE_DIR, &dir)
+            .envs(own_key(&package, id))
             .current_dir(&dir)
             .stdin(Stdio::piped())
             .stdout(output.try_clone().ok()?)
@@ -75,6 +79,16 @@ impl Booter {
     pub(super) fn end(&self) {
         std::fs::remove_dir_all(&self.root).ok();
     }
+}
+
+/// A machine that can end itself is handed its id and a key for that alone.
+fn own_key(package: &Package, id: u64) -> Vec<(String, String)> {
+    let own = package.config.own_end.iter();
+    let pairs = own.flat_map(|own| {
+        let key = format!("{OWN_KEY}{id}");
+        [(own.id.clone(), id.to_string()), (own.key.clone(), key)]
+    });
+    pairs.collect()
 }
 
 impl Agent {

@@ -7,6 +7,7 @@ mod offers;
 use axum::http::Method;
 use serde_json::{Value, json};
 
+use super::boot::OWN_KEY;
 use super::serve::{Reply, Request, Way};
 use super::world::World;
 
@@ -71,6 +72,9 @@ pub(super) fn answer(world: &World, request: &Request) -> Reply {
     let endpoint = endpoint(&request.method, path);
     let known = request.account.as_deref();
     let known = known.filter(|_| world.faults.fires("auth-revoked").is_none());
+    if let Some(id) = known.and_then(|key| key.strip_prefix(OWN_KEY)) {
+        return instances::by_its_own_key(world, request, id);
+    }
     let Some(account) = known else {
         // The search has a word of its own for it.
         let status = if endpoint == "search" { 404 } else { 401 };

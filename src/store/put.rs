@@ -174,6 +174,8 @@ fn rival(entry: &Entry) -> Option<Rival> {
         | Record::ExtraReleased { .. }
         | Record::Vanished { .. }
         | Record::Seen { .. }
+        | Record::Lapsed { .. }
+        | Record::Unlapsed { .. }
         | Record::Edited { .. }
         | Record::Closed { .. }
         | Record::Opened { .. }

@@ -52,6 +52,7 @@ async fn up(world: &World, provider: &LocalProvider) -> Machine {
             generation,
             attempt,
             relay: None,
+            limits: None,
         },
     };
     let Outcome::Done(made) = provider.create(request).await else {

@@ -436,6 +436,8 @@ impl World {
             limits: limits_of(job),
             topology_digest: None,
             refresh_only: self.refresh_only.get(),
+            renew: stageline_core::plan::Renew::Nothing,
+            watched: false,
             boot: self.clock.boot_point(),
         };
         let draft = Draft {
@@ -455,6 +457,7 @@ impl World {
             let market = Market {
                 kind: "local".to_owned(),
                 free: false,
+                self_destroy: false,
                 quotes: quotes.map_err(|blind| blind.cause),
             };
             (name, market)

@@ -143,6 +143,14 @@ listen = "127.0.0.1:0"
         )
     }
 
+    /// The topology with one text in the place of another, which must be there.
+    pub(super) fn edit(&self, from: &str, to: &str) {
+        let path = self.dir.path().join("topology.toml");
+        let before = std::fs::read_to_string(&path).expect("readable");
+        assert!(before.contains(from), "no `{from}` in the topology");
+        std::fs::write(path, before.replace(from, to)).expect("written");
+    }
+
     pub(super) fn remove_topology(&self) {
         std::fs::remove_file(self.dir.path().join("topology.toml")).expect("removed");
     }

@@ -65,6 +65,7 @@ fn request(quote: Quote, attempt: u32) -> CreateRequest {
             generation: Generation(1),
             attempt: Attempt(attempt),
             relay: None,
+            limits: None,
         },
     }
 }

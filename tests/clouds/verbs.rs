@@ -52,6 +52,7 @@ fn request(quote: Quote, attempt: u32) -> CreateRequest {
             generation: Generation(1),
             attempt: Attempt(attempt),
             relay: None,
+            limits: None,
         },
     }
 }

@@ -81,6 +81,8 @@ fn planned(text: &str, state: &State, markets: &Markets) -> (Plan, String) {
         limits: topology.limits.clone(),
         topology_digest: Some(topology::digest(&topology)),
         refresh_only: false,
+        renew: stageline_core::plan::Renew::Nothing,
+        watched: false,
         boot: None,
     };
     let plan = draft(&Draft {
@@ -149,6 +151,8 @@ fn parts(text: &str, count: u32, markets: &Markets) -> io::Result<()> {
         limits: topology.limits.clone(),
         topology_digest: None,
         refresh_only: false,
+        renew: stageline_core::plan::Renew::Nothing,
+        watched: false,
         boot: None,
     };
     let (state, observed) = (State::default(), Observed::default());

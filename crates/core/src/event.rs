@@ -10,12 +10,22 @@ use crate::id::{Address, Attempt, Generation, LeaseId, MachineId, Name, PlanId, 
 use crate::journal::Verb;
 use crate::offer::QuoteId;
 use crate::resource::Cause;
+use crate::state::Limit;
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
 /// One piece of news.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
+    /// A lease is beyond a limit of its own: it is being ended for that.
+    Lapsed {
+        /// Which.
+        lease: LeaseId,
+        /// The limit.
+        limit: Limit,
+        /// What was seen.
+        why: String,
+    },
     /// A run has been opened in the journal.
     RunBegan {
         /// What it carries out.
@@ -269,6 +279,7 @@ impl Event {
             | Self::LeaseUp { lease, .. }
             | Self::LeaseReady { lease, .. }
             | Self::MachineFailed { lease, .. }
+            | Self::Lapsed { lease, .. }
             | Self::LeaseEnded { lease, .. } => Some(Address::Lease(lease.clone())),
             Self::RunBegan { .. }
             | Self::Fenced { .. }

@@ -15,8 +15,8 @@ use crate::id::{
 };
 use crate::offer::QuoteId;
 use crate::plan::StepId;
-use crate::resource::{Account, Cause, Receipt, Spec};
-use crate::state::Recorded;
+use crate::resource::{Account, Cause, LeaseLimits, Receipt, Spec};
+use crate::state::{Limit, Recorded};
 use crate::tagged::Tagged;
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
@@ -227,6 +227,28 @@ pub enum Record {
         #[schemars(with = "String")]
         at: Timestamp,
     },
+    /// A lease is beyond a limit of its own: it is ended for that, and stays ended.
+    Lapsed {
+        /// Which.
+        address: Address,
+        /// Which generation of it.
+        generation: Generation,
+        /// The limit.
+        limit: Limit,
+        /// What was seen.
+        why: String,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// That a lease lapsed does not count any more: it is no longer declared.
+    Unlapsed {
+        /// Which.
+        address: Address,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
     /// Surgery: what is recorded of a resource becomes exactly this, whatever it was. Nothing is made or ended by it.
     Edited {
         /// Which.
@@ -314,6 +336,9 @@ pub struct Launch {
     pub price_per_hour: MicroDollars,
     /// The most that it may cost: counted against every cap until the try is proven gone.
     pub reservation: MicroDollars,
+    /// The limits that its machine is under from its first moment. Entries of before have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LeaseLimits>,
 }
 
 /// What a step does. One remote effect, with at most one call that is unsafe to repeat.
@@ -428,6 +453,8 @@ impl Record {
             | Self::ExtraReleased { .. }
             | Self::Vanished { .. }
             | Self::Seen { .. }
+            | Self::Lapsed { .. }
+            | Self::Unlapsed { .. }
             | Self::Edited { .. }
             | Self::Closed { .. }
             | Self::Opened { .. }
@@ -449,6 +476,8 @@ impl Record {
             | Self::ExtraReleased { address, .. }
             | Self::Vanished { address, .. }
             | Self::Seen { address, .. }
+            | Self::Lapsed { address, .. }
+            | Self::Unlapsed { address, .. }
             | Self::Edited { address, .. } => Some(address),
             Self::DoneBriefly(brief) => Some(&brief.address),
             Self::Genesis { .. }

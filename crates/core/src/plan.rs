@@ -15,6 +15,7 @@ mod edits;
 mod expand;
 pub(crate) mod fields;
 mod flow;
+mod lapsed;
 mod layers;
 mod lease;
 mod limits;
@@ -39,7 +40,7 @@ use crate::journal::Verb;
 use crate::offer::Quote;
 use crate::resource::Spec;
 use crate::shared::Shared;
-use crate::state::{Edit, Spent};
+use crate::state::{Edit, Lapse, Spent};
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
 pub use avoid::Avoid;
@@ -48,6 +49,7 @@ pub use check::check;
 pub use draft::{Draft, Options, draft};
 pub use edits::edits;
 pub use expand::{Desired, expand, expand_within, recorded_graph};
+pub use lapsed::{Renew, lapses};
 pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit};
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 pub use protect::is_protected;
@@ -94,6 +96,9 @@ pub struct Plan {
     /// What is changed in the state alone, before the first step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub edits: Vec<Edit>,
+    /// Leases that ended by a limit of their own and are kept ended by this plan.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lapsed: BTreeMap<LeaseId, Lapse>,
     /// Money and choice for every lease that is wanted.
     pub leases: BTreeMap<LeaseId, LeaseTerms>,
     /// Money in sum.
@@ -246,6 +251,10 @@ fn nothing_listed(shortlist: &Shared<Vec<Choice>>) -> bool {
 pub enum EndsBy {
     /// It costs nothing; nobody needs to.
     Free,
+    /// The machine itself, by a key that can do only that.
+    Box,
+    /// A watcher, whose heartbeat is fresh.
+    Watcher,
     /// Nobody.
     Nobody,
 }

@@ -3,6 +3,7 @@
 //! Pure: no terminal is asked for its width or its colours; whoever draws says what they are.
 
 pub mod diagnostic;
+mod ends;
 pub mod graph;
 pub mod json;
 mod page;

@@ -3,6 +3,8 @@
 //! A spec is what the plan wants; a receipt is what was made and all that its undoing needs, so that a deleted offer
 //! strands nothing. Both are recorded, so both are versioned by `journal::FORMAT`.
 
+mod limits;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -17,6 +19,8 @@ use crate::offer::{Facts, Place, QuoteId, Requirement};
 use crate::shared::Shared;
 use crate::topology::{AgentSource, Dtype, Layers, Requote, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
+
+pub use limits::LeaseLimits;
 
 /// What one resource should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -5,6 +5,7 @@
 
 mod bad;
 mod fold;
+mod lapse;
 mod ledger;
 mod observed;
 mod rollback;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use bad::{BAD_FOR, BAD_MAX, BadHost};
 pub use fold::FoldError;
+pub use lapse::{Lapse, Limit};
 pub use ledger::{Billed, Ledger, LedgerClock, Spent};
 pub use observed::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen, Stray};
 pub use surgery::{Edit, Imported, LeaseRange, Surgery, SurgeryError};
@@ -60,6 +62,9 @@ pub struct State {
     /// Machines with our mark that were taken out of the state: not ours to end, and nobody else's either.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub disowned: BTreeMap<MachineId, Disowned>,
+    /// Leases that ended by a limit of their own, and stay ended.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lapsed: BTreeMap<LeaseId, Lapse>,
     /// Where it goes on, once it was moved away from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,

@@ -6,9 +6,9 @@ use stageline_core::id::{
 };
 use stageline_core::journal::{Entry, EntryError, FORMAT, Launch, Record, Verb};
 use stageline_core::offer::{Place, QuoteId};
-use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Receipt};
-use stageline_core::state::{CONSUMED_MAX, ENDED_MAX, FoldError, State};
-use stageline_core::unit::{MicroDollars, Timestamp};
+use stageline_core::resource::{Cause, FailureClass, LeaseLimits, LeaseReceipt, Receipt};
+use stageline_core::state::{CONSUMED_MAX, ENDED_MAX, Edit, FoldError, Limit, State};
+use stageline_core::unit::{MicroDollars, Millis, Timestamp};
 
 const AT: Timestamp = Timestamp::UNIX_EPOCH;
 const LINEAGE: Lineage = Lineage([1; 16]);
@@ -107,6 +107,7 @@ fn started(generation: u32, attempt: u32) -> Record {
             quote: QuoteId("17".to_owned()),
             price_per_hour: PRICE,
             reservation: CEILING,
+            limits: None,
         }),
         on: None,
         at: AT,
@@ -577,4 +578,91 @@ fn a_machine_that_is_given_up_counts_until_it_is_proven_gone() {
     assert_eq!(state.committed_per_hour(), PRICE);
     assert_eq!(state.ended.len(), 1, "it is in the history");
     assert!(state.resources[&gpu()].tried[&Attempt(1)].made);
+}
+
+fn lapsed(generation: u32) -> Record {
+    Record::Lapsed {
+        address: gpu(),
+        generation: Generation(generation),
+        limit: Limit::Idle,
+        why: "no work for 20m".to_owned(),
+        at: AT,
+    }
+}
+
+#[test]
+fn limits_are_in_force_from_the_first_intention_on() {
+    let limits = LeaseLimits {
+        idle_timeout: Millis::minutes(20),
+        max_lifetime: Millis::minutes(720),
+    };
+    let mut fold = Fold::begun();
+    let mut first = started(1, 1);
+    if let Record::Started {
+        launch: Some(launch),
+        ..
+    } = &mut first
+    {
+        launch.limits = Some(limits);
+    }
+    fold.check(first);
+    assert_eq!(fold.state.limits_in_force(&lease()), Some(limits));
+    let bytes = fold.entries.last().expect("one").encode();
+    let read = Entry::decode(&bytes).expect("it reads what it wrote");
+    assert_eq!(Some(&read), fold.entries.last());
+    let mut before = Fold::begun();
+    before.check(started(1, 1));
+    let bytes = before.entries.last().expect("one").encode();
+    assert!(!String::from_utf8_lossy(&bytes).contains("limits"));
+    Entry::decode(&bytes).expect("an entry of before is read");
+    assert_eq!(before.state.limits_in_force(&lease()), None);
+}
+
+#[test]
+fn a_lapsed_lease_stays_ended_until_a_new_machine_of_it_is_started() {
+    let mut fold = Fold::begun();
+    fold.check(started(1, 1));
+    fold.check(acquired(1, 1));
+    let before = fold.state.projection();
+    fold.check(lapsed(1));
+    assert_ne!(fold.state.projection(), before, "a plan of before is stale");
+    fold.check(done(1, Verb::Release, None));
+    let ended = fold.state.ended.last().expect("it ended");
+    assert_eq!(ended.why, "idle_timeout: no work for 20m");
+    let lapse = fold.state.lapse(&lease()).expect("it stays ended");
+    assert_eq!(
+        (lapse.generation, lapse.limit),
+        (Generation(1), Limit::Idle)
+    );
+    let stored = serde_json::to_vec(&fold.state.stored()).expect("plain data");
+    let read: State = serde_json::from_slice(&stored).expect("it reads what it wrote");
+    assert_eq!(read, fold.state);
+    fold.check(started(2, 1));
+    assert_eq!(fold.state.lapse(&lease()), None);
+}
+
+#[test]
+fn a_lapse_is_said_once_and_taken_back_once() {
+    let mut fold = Fold::begun();
+    let lapse = [Edit::Lapse {
+        lease: lease(),
+        limit: Limit::Lifetime,
+        why: "it is 12h old".to_owned(),
+    }];
+    assert_eq!(
+        fold.state.edited(&lapse, AT),
+        Ok(vec![]),
+        "nothing is there"
+    );
+    fold.check(started(1, 1));
+    fold.check(acquired(1, 1));
+    let records = fold.state.edited(&lapse, AT).expect("it can be said");
+    assert_eq!(records.len(), 1);
+    fold.say(records).expect("it can follow");
+    assert_eq!(fold.state.edited(&lapse, AT), Ok(vec![]), "it is said");
+    let back = [Edit::Unlapse { lease: lease() }];
+    let records = fold.state.edited(&back, AT).expect("it can be said");
+    fold.say(records).expect("it can follow");
+    assert_eq!(fold.state.lapse(&lease()), None);
+    assert_eq!(fold.state.edited(&back, AT), Ok(vec![]), "it is taken back");
 }

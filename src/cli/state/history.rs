@@ -165,6 +165,15 @@ fn told(n: JournalNumber, record: &Record) -> Option<String> {
             address, machine, ..
         } => format!("{address}: machine {machine} was one too many and was released"),
         Record::Vanished { address, why, .. } => format!("{address}: {why}"),
+        Record::Lapsed {
+            address,
+            limit,
+            why,
+            ..
+        } => format!("{address}: ended by its {limit}: {why}"),
+        Record::Unlapsed { address, .. } => {
+            format!("{address}: that it ended by its limit is forgotten")
+        }
         Record::Edited { address, why, .. } => format!("{address}: {why}"),
         Record::Closed { to, .. } => format!("moved to {to}"),
         Record::Opened { from, .. } => format!("came from {from}"),

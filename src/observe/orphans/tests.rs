@@ -219,6 +219,7 @@ async fn a_try_on_record_is_no_orphan_and_one_given_up_is_told() {
         quote: QuoteId("small".to_owned()),
         price_per_hour: PRICE,
         reservation: PRICE,
+        limits: None,
     };
     let open = OpenAttempt {
         launch,

@@ -190,16 +190,19 @@ impl Core {
                 prompt_tokens,
             } => {
                 if let Some((tag, doing)) = self.settle(id, activation.more) {
+                    self.worked = Some(now);
                     self.hidden(tag, doing, activation, prompt_tokens);
                 }
             }
             FromWorker::Continue { id } => {
                 if let Some((tag, doing)) = self.settle(id, false) {
+                    self.worked = Some(now);
                     self.continued(tag, doing);
                 }
             }
             FromWorker::Token(sampled) => {
                 if let Some((tag, doing)) = self.settle(sampled.id, false) {
+                    self.worked = Some(now);
                     self.sampled(tag, doing, sampled);
                 }
             }

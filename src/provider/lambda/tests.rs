@@ -470,6 +470,7 @@ fn request(agent: Option<AgentSource>) -> CreateRequest {
             generation: Generation(1),
             attempt: Attempt(1),
             relay: None,
+            limits: None,
         },
     }
 }

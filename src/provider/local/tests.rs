@@ -150,6 +150,7 @@ fn request(attempt: u32) -> CreateRequest {
             generation,
             attempt,
             relay: None,
+            limits: None,
         },
     }
 }

@@ -168,6 +168,7 @@ fn request(quote: &str, agent: Option<AgentSource>) -> CreateRequest {
             generation: stageline_core::id::Generation(1),
             attempt: stageline_core::id::Attempt(1),
             relay: None,
+            limits: None,
         },
     }
 }

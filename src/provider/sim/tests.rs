@@ -83,6 +83,7 @@ impl Case {
                 generation,
                 attempt,
                 relay: None,
+                limits: None,
             },
         }
     }

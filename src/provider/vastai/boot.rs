@@ -6,9 +6,10 @@
 use std::net::SocketAddr;
 
 use serde_json::{Map, Value, json};
-use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::resource::{Cause, FailureClass, LeaseLimits};
 use stageline_core::topology::AgentSource;
 
+use crate::agent::OwnEnd;
 use crate::provider::CreateRequest;
 use crate::provider::http::{package, start_script};
 
@@ -21,10 +22,24 @@ const PLAIN_IMAGE: &str = "vastai/base-image:@vastai-automatic-tag";
 /// The provider takes 4048 characters.
 const ONSTART_MAX: usize = 4000;
 
+/// Each container is handed a key that can start, stop and destroy its own instance, and nothing else.
+fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
+    // What a simulator adds to its address is for the operator's side.
+    let base = api.split('#').next().unwrap_or(api);
+    OwnEnd {
+        limits,
+        url: format!("{}/api/v0/instances/{{id}}/", base.trim_end_matches('/')),
+        id: "CONTAINER_ID".to_owned(),
+        key: "CONTAINER_API_KEY".to_owned(),
+    }
+}
+
 /// The body of the create.
-pub(super) fn body(request: &CreateRequest, disk: u64) -> Result<Value, Cause> {
+pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Value, Cause> {
     let listen = SocketAddr::from(([0, 0, 0, 0], PORT));
-    let mut env: Map<String, Value> = package(&request.boot, Some(listen))
+    let mut package = package(&request.boot, Some(listen));
+    package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
+    let mut env: Map<String, Value> = package
         .environment()
         .into_iter()
         .map(|(name, value)| (name, Value::String(value)))

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::super::boot::OWN_KEY;
 use super::super::machine::Offer;
 use super::super::serve::{Reply, Way};
 use super::super::world::{Wish, World};
@@ -129,7 +130,7 @@ fn made(world: &World, offer: Offer, wish: Wish) -> Reply {
     }
     let id = world.make(offer, wish);
     let reply = yes(
-        &json!({ "success": true, "new_contract": id, "instance_api_key": format!("only-{id}") }),
+        &json!({ "success": true, "new_contract": id, "instance_api_key": format!("{OWN_KEY}{id}") }),
     );
     if fires("create-500-after-commit").is_some() {
         return oops();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::machine::{Machine, Stand};
-use super::super::serve::Reply;
+use super::super::serve::{Reply, Request};
 use super::super::world::World;
 use super::offers::{claim, merge};
 use super::{dollars, no, yes};
@@ -205,6 +205,22 @@ pub(super) fn destroy(world: &World, account: &str, id: &str) -> Reply {
         return no(500, "internal", "internal error");
     }
     yes(&json!({ "success": true }))
+}
+
+/// What the key that a container is handed can do: destroy its own instance, and nothing else.
+pub(super) fn by_its_own_key(world: &World, request: &Request, id: &str) -> Reply {
+    let own = format!("/api/v0/instances/{id}");
+    if request.method != axum::http::Method::DELETE || request.path != own {
+        return no(403, "forbidden", "this key is for its own instance only");
+    }
+    let owner = id.parse().ok().and_then(|id: u64| {
+        let inner = world.lock();
+        Some(inner.machines.get(&id)?.account.clone())
+    });
+    match owner {
+        Some(owner) => destroy(world, &owner, id),
+        None => no(404, "no_such_instance", &format!("no such instance {id}")),
+    }
 }
 
 /// A new label, or another state.

@@ -109,6 +109,7 @@ fn try_of(index: u32, attempt: Attempt) -> Record {
             quote: QuoteId("17".to_owned()),
             price_per_hour: MicroDollars(100_000),
             reservation: MicroDollars(200_000),
+            limits: None,
         }),
         on: None,
         address,

@@ -84,23 +84,7 @@ impl Plan {
             places: BTreeMap::new(),
             last: None,
         };
-        let changes: Vec<ChangeRow<'_>> = self
-            .changes
-            .iter()
-            .map(|change| {
-                // Whole, so that a new field is not forgotten here; the same below.
-                let Change {
-                    address,
-                    verdict,
-                    generation,
-                    reason,
-                    fields,
-                    spec,
-                } = change;
-                let spec = spec.as_ref().map(|spec| SpecPlace::of(spec, &mut specs));
-                ChangeRow(address, *verdict, *generation, reason, fields, spec)
-            })
-            .collect();
+        let changes = self.change_rows(&mut specs);
         let leases: Vec<LeaseRow<'_>> = self
             .leases
             .iter()
@@ -136,6 +120,7 @@ impl Plan {
             changes: _,
             steps,
             edits,
+            lapsed,
             leases: _,
             money,
             notes,
@@ -144,7 +129,31 @@ impl Plan {
         let times = (drafted_at, expires_at, observed_at);
         let tables = (specs.values, lists.quotes.values, lists.lists);
         let body = (drift, changes, steps, edits, leases, money, notes);
-        Fingerprint::of_json(&(head, times, tables, body))
+        // A plan without lapsed leases keeps the digest that it had before there were any.
+        if lapsed.is_empty() {
+            Fingerprint::of_json(&(head, times, tables, body))
+        } else {
+            Fingerprint::of_json(&(head, times, tables, body, lapsed))
+        }
+    }
+
+    fn change_rows<'a>(&'a self, specs: &mut Table<'a, LeaseSpec>) -> Vec<ChangeRow<'a>> {
+        self.changes
+            .iter()
+            .map(|change| {
+                // Whole, so that a new field is not forgotten here; the same below.
+                let Change {
+                    address,
+                    verdict,
+                    generation,
+                    reason,
+                    fields,
+                    spec,
+                } = change;
+                let spec = spec.as_ref().map(|spec| SpecPlace::of(spec, specs));
+                ChangeRow(address, *verdict, *generation, reason, fields, spec)
+            })
+            .collect()
     }
 
     /// The digest of format 1.

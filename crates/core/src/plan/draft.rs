@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::assign::{self, Need};
 use super::avoid::Avoid;
 use super::expand::Desired;
+use super::lapsed::{Place, Renew};
 use super::market::Markets;
 use super::{
     Change, Drift, EXPIRES_AFTER, FORMAT, FieldChange, LeaseTerms, Mode, Money, Plan, Verdict,
@@ -19,7 +20,7 @@ use crate::id::{Address, EndpointKey, Fingerprint, Generation, LeaseId, Name, Pl
 use crate::journal::{BootPoint, Verb};
 use crate::offer::Facts;
 use crate::resource::{LeaseReceipt, Receipt, Spec};
-use crate::state::{BadHost, Observed, ObservedAgent, Recorded, Seen, State};
+use crate::state::{BadHost, Lapse, Observed, ObservedAgent, Recorded, Seen, State};
 use crate::topology::Limits;
 use crate::unit::Timestamp;
 
@@ -57,6 +58,10 @@ pub struct Options {
     pub topology_digest: Option<Fingerprint>,
     /// The state only learns what was seen.
     pub refresh_only: bool,
+    /// A watcher is there, and its heartbeat is fresh.
+    pub watched: bool,
+    /// Leases that ended by a limit of their own and are rented again.
+    pub renew: Renew,
     /// The time by the boot-time clock, for the ledger.
     pub boot: Option<BootPoint>,
 }
@@ -161,7 +166,7 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     if !drafting.faults.is_empty() {
         return Err(drafting.faults);
     }
-    Ok(drafting.plan(leases, money))
+    Ok(drafting.plan(scope.lapsed, leases, money))
 }
 
 impl<'a> Drafting<'a> {
@@ -178,10 +183,18 @@ impl<'a> Drafting<'a> {
             };
             let recorded = recorded.next_if(|(a, _)| *a == address).map(|(_, r)| r);
             let desired = desired.next_if(|(a, _)| *a == address).map(|(_, d)| d);
-            if scope.has(address) {
-                self.row(address, desired, recorded);
-            } else if let Some(recorded) = recorded {
-                self.left_out(address, recorded);
+            match (scope.place(address), recorded) {
+                (Place::Within, _) => self.row(address, desired, recorded),
+                (Place::Ended, Some(recorded)) => self.stays_ended(address, recorded),
+                (Place::Waits, Some(recorded)) => self.left_out(
+                    address,
+                    recorded,
+                    "left as it is: it needs a lease that is kept ended",
+                ),
+                (Place::Out, Some(recorded)) => {
+                    self.left_out(address, recorded, "left out of this plan");
+                }
+                (Place::Ended | Place::Waits | Place::Out, None) => {}
             }
         }
     }
@@ -224,7 +237,7 @@ impl<'a> Drafting<'a> {
         });
     }
 
-    fn call(
+    pub(super) fn call(
         &mut self,
         address: &'a Address,
         desired: Option<&'a Spec>,
@@ -260,13 +273,13 @@ impl<'a> Drafting<'a> {
     }
 
     /// What a target or an exclude leaves as it is. On a machine that ends it cannot stay.
-    fn left_out(&mut self, address: &'a Address, recorded: &'a Recorded) {
+    fn left_out(&mut self, address: &'a Address, recorded: &'a Recorded, why: &'static str) {
         let on = machine_of(address, recorded);
         let ends = on.is_some_and(|on| self.fate(on) != Fate::Stays);
         let (verdict, reason, teardown) = match address {
             Address::Lease(id) => {
                 self.fates.insert(id, Fate::Stays);
-                (Verdict::Keep, "left out of this plan", None)
+                (Verdict::Keep, why, None)
             }
             Address::Delivery(_)
             | Address::Bundle(_)
@@ -282,7 +295,7 @@ impl<'a> Drafting<'a> {
             | Address::Bundle(_)
             | Address::Stage(_)
             | Address::Pipeline(_)
-            | Address::Exposure(_) => (Verdict::Keep, "left out of this plan", None),
+            | Address::Exposure(_) => (Verdict::Keep, why, None),
         };
         self.rows.push(Row {
             address: address.clone(),
@@ -381,7 +394,12 @@ impl<'a> Drafting<'a> {
         Avoid::noted(counts.into_iter())
     }
 
-    fn plan(self, leases: BTreeMap<LeaseId, LeaseTerms>, money: Money) -> Plan {
+    fn plan(
+        self,
+        lapsed: BTreeMap<LeaseId, Lapse>,
+        leases: BTreeMap<LeaseId, LeaseTerms>,
+        money: Money,
+    ) -> Plan {
         let input = self.input;
         let steps = steps::order(&self.rows);
         let changes = self.rows.into_iter().map(change).collect();
@@ -408,6 +426,7 @@ impl<'a> Drafting<'a> {
             changes,
             steps,
             edits: Vec::new(),
+            lapsed,
             leases,
             money,
             notes: self.notes,

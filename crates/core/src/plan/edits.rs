@@ -1,4 +1,5 @@
-//! What `[[moved]]` and `[[removed]]` ask of the recorded state: done before the first step, and drafted from.
+//! What `[[moved]]`, `[[removed]]` and leases that are no longer declared ask of the recorded state: done before the first
+//! step, and drafted from.
 
 use std::collections::BTreeSet;
 
@@ -39,6 +40,14 @@ pub fn edits(topology: &Topology, state: &State) -> Result<Vec<Edit>, Vec<Diagno
                     lease: lease.clone(),
                 });
             }
+        }
+    }
+    for lease in state.lapsed.keys() {
+        let declared = topology.leases.get(&lease.name);
+        if declared.is_none_or(|table| lease.index >= table.count) {
+            edits.push(Edit::Unlapse {
+                lease: lease.clone(),
+            });
         }
     }
     state.after(&edits).map_err(refused)?;

@@ -45,6 +45,10 @@ impl<'a> Drafting<'a> {
             .resources
             .get(&Address::Lease(id.clone()))
             .is_some_and(|recorded| recorded.last_attempt.0 > 0);
+        if let Some(lapse) = self.input.recorded.lapse(id) {
+            let reason = format!("rented again; {lapse}");
+            return Call::new(Verdict::Create, reason).build(MAKE);
+        }
         let reason = if tried {
             "declared; the last tries to rent it were refused"
         } else if self

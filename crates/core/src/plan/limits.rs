@@ -8,13 +8,13 @@ use super::draft::{Draft, Row, lease_receipt};
 use super::expand::ceiling;
 use super::{Choice, EndsBy, LeaseTerms, Money, Verdict};
 use crate::diagnostic::Diagnostic;
-use crate::id::{Address, LeaseId};
+use crate::id::{Address, LeaseId, Name};
 use crate::journal::Verb;
-use crate::resource::{LeaseSpec, Spec};
+use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
 use crate::shared::Shared;
 use crate::state::{Recorded, Seen};
 use crate::topology::{Limits, Requote};
-use crate::unit::MicroDollars;
+use crate::unit::{MicroDollars, Millis};
 use std::collections::BTreeMap;
 
 /// Money and choice of one lease; none when it is ended.
@@ -69,8 +69,33 @@ pub(super) fn terms(
         ceiling: spec.and_then(ceiling),
         unresolved,
         shortlist,
-        ends: if free { EndsBy::Free } else { EndsBy::Nobody },
+        ends: if free {
+            EndsBy::Free
+        } else {
+            guard(spec, kept, input)
+        },
     })
+}
+
+/// Who ends a lease that costs money. A machine knows limits of its own, and not what all of them spend.
+fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_>) -> EndsBy {
+    let limited = spec.is_some_and(|spec| {
+        spec.idle_timeout != Millis::NEVER || spec.max_lifetime != Millis::NEVER
+    });
+    let itself = |provider: &Name| {
+        let market = input.markets.get(provider);
+        market.is_some_and(|market| market.self_destroy)
+    };
+    let all = match (kept, spec) {
+        (Some(receipt), _) => itself(&receipt.provider),
+        (None, Some(spec)) => spec.terms.iter().all(|terms| itself(&terms.provider)),
+        (None, None) => false,
+    };
+    match (limited && all, input.options.watched) {
+        (true, _) => EndsBy::Box,
+        (false, true) => EndsBy::Watcher,
+        (false, false) => EndsBy::Nobody,
+    }
 }
 
 /// Whether a fresh quote may be taken at all.

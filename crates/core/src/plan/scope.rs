@@ -8,12 +8,13 @@ use std::str::FromStr;
 
 use super::draft::Draft;
 use super::expand::{Desired, needs};
+use super::lapsed::{self, KeptEnded, Place};
 use super::parts::named;
 use crate::diagnostic::Diagnostic;
 use crate::graph::Graph;
-use crate::id::{Address, IdError, Name};
+use crate::id::{Address, IdError, LeaseId, Name};
 use crate::resource::Spec;
-use crate::state::State;
+use crate::state::{Lapse, State};
 
 /// One resource, or a whole table of them: `lease.NAME`, `delivery.NAME`, `stage.PIPELINE`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,6 +136,10 @@ pub(super) struct Scope {
     only: Option<BTreeSet<Address>>,
     /// What is left out, in words.
     pub(super) notes: Vec<String>,
+    /// What is kept ended, and what waits for it.
+    pub(super) ended: KeptEnded,
+    /// The leases that it is kept ended for.
+    pub(super) lapsed: BTreeMap<LeaseId, Lapse>,
 }
 
 impl Scope {
@@ -146,6 +151,7 @@ impl Scope {
             ("--target", &options.targets),
             ("--exclude", &options.excludes),
             ("--replace", &options.replace),
+            ("--renew", options.renew.named()),
         ];
         let faults: Vec<Diagnostic> = asked
             .iter()
@@ -156,10 +162,14 @@ impl Scope {
         if !faults.is_empty() {
             return Err(faults);
         }
+        let lapsed = lapsed::kept_ended(input);
+        let (ended, mut notes) = KeptEnded::find(input, &lapsed);
         if options.targets.is_empty() && options.excludes.is_empty() {
             return Ok(Self {
                 only: None,
-                notes: Vec::new(),
+                notes,
+                ended,
+                lapsed,
             });
         }
         let (wanted, surplus) = graphs(input);
@@ -196,15 +206,24 @@ impl Scope {
                     .filter(|a| !input.desired.specs.contains_key(*a)),
             )
             .filter(|address| !only.contains(address));
-        let notes = left_out(out);
+        notes.extend(left_out("left out", out));
         Ok(Self {
             only: Some(only),
             notes,
+            ended,
+            lapsed,
         })
     }
 
-    pub(super) fn has(&self, address: &Address) -> bool {
-        self.only.as_ref().is_none_or(|only| only.contains(address))
+    pub(super) fn place(&self, address: &Address) -> Place {
+        if self
+            .only
+            .as_ref()
+            .is_some_and(|only| !only.contains(address))
+        {
+            return Place::Out;
+        }
+        self.ended.place(address)
     }
 }
 
@@ -253,7 +272,7 @@ fn graphs(input: &Draft<'_>) -> (Graph, Graph) {
     (wanted, surplus)
 }
 
-fn link(graph: &mut Graph, address: &Address, spec: &Spec) {
+pub(super) fn link(graph: &mut Graph, address: &Address, spec: &Spec) {
     graph.add(address);
     for dependency in needs(address, spec) {
         graph.needs(address, &dependency);
@@ -267,7 +286,7 @@ fn link(graph: &mut Graph, address: &Address, spec: &Spec) {
 }
 
 /// One sentence for each kind, with names when they are few.
-fn left_out<'a>(out: impl Iterator<Item = &'a Address>) -> Vec<String> {
+pub(super) fn left_out<'a>(what: &str, out: impl Iterator<Item = &'a Address>) -> Vec<String> {
     let mut kinds: BTreeMap<&'static str, Vec<&Address>> = BTreeMap::new();
     for address in out {
         kinds.entry(address.kind()).or_default().push(address);
@@ -277,9 +296,9 @@ fn left_out<'a>(out: impl Iterator<Item = &'a Address>) -> Vec<String> {
         .map(|(kind, all)| match all.len() {
             0..=4 => {
                 let names: Vec<String> = all.iter().map(ToString::to_string).collect();
-                format!("left out: {}", names.join(", "))
+                format!("{what}: {}", names.join(", "))
             }
-            n => format!("left out: {n} of kind {kind}, {} to {}", all[0], all[n - 1]),
+            n => format!("{what}: {n} of kind {kind}, {} to {}", all[0], all[n - 1]),
         })
         .collect()
 }

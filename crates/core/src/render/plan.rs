@@ -3,6 +3,7 @@
 //! Every line can be understood without colour. Equal instances of one table are one block. A person reads the reason
 //! first and the fields after it; the sums come last, where the eye is when the text has scrolled by.
 
+use super::ends::{ends_by, lapsed, nothing_but_ended};
 use super::page::{Ink, Level, Page, View};
 use crate::id::{Address, LeaseId, Name};
 use crate::journal::Verb;
@@ -23,6 +24,7 @@ pub fn plan(plan: &Plan, view: &View) -> String {
         head(&mut page, plan, view.level);
         drift(&mut page, plan);
         edits(&mut page, plan);
+        lapsed(&mut page, plan);
         changes(&mut page, plan, view.level);
         if view.level == Level::Full {
             steps(&mut page, plan);
@@ -80,6 +82,8 @@ fn edits(page: &mut Page, plan: &Plan) {
                 Ink::Ended,
                 "its machine goes on billing and nobody ends it; `stageline import` takes it back",
             ),
+            Edit::Lapse { .. } => (Ink::Ended, "it stays ended until `--renew`"),
+            Edit::Unlapse { .. } => (Ink::Changed, "declared again, it is rented again"),
         };
         page.item(2, ink, &format!("> {edit}:"), what);
     }
@@ -288,10 +292,10 @@ fn field(page: &mut Page, change: &FieldChange) {
 fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, level: Level) {
     let price = match (terms.ends, terms.ceiling) {
         (EndsBy::Free, _) => per_hour(terms.price_per_hour),
-        (EndsBy::Nobody, Some(ceiling)) => {
+        (EndsBy::Box | EndsBy::Watcher | EndsBy::Nobody, Some(ceiling)) => {
             format!("{}, at most {ceiling}/h", per_hour(terms.price_per_hour))
         }
-        (EndsBy::Nobody, None) => {
+        (EndsBy::Box | EndsBy::Watcher | EndsBy::Nobody, None) => {
             format!("{}, without a price cap", per_hour(terms.price_per_hour))
         }
     };
@@ -317,11 +321,8 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
             &format!("a machine of {id} may be there and bill already"),
         );
     }
-    if terms.ends == EndsBy::Nobody && change.verdict != Verdict::Keep {
-        page.para(
-            8,
-            "nobody ends it while you are away: it bills until it is released",
-        );
+    if let Some(ends) = ends_by(terms.ends, change) {
+        page.para(8, &ends);
     }
     if level == Level::Full {
         for (place, choice) in terms.shortlist.iter().enumerate().skip(1) {
@@ -450,6 +451,7 @@ fn summary(page: &mut Page, plan: &Plan, level: Level) {
     let kept = count(Verdict::Keep);
     let text = if plan.is_empty() {
         match (plan.mode, kept) {
+            (Mode::Apply, _) if !plan.lapsed.is_empty() => nothing_but_ended(plan, kept),
             (Mode::Destroy, 0) => {
                 "Nothing to do: nothing is recorded that could be ended.".to_owned()
             }

@@ -5,7 +5,7 @@ mod recorded;
 use std::collections::BTreeSet;
 
 use super::{
-    BadHost, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, OpenAttempt,
+    BadHost, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, Lapse, OpenAttempt,
     Recorded, Run, Spent, State,
 };
 use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId};
@@ -133,6 +133,8 @@ impl State {
             | Record::ExtraReleased { .. }
             | Record::Vanished { .. }
             | Record::Seen { .. }
+            | Record::Lapsed { .. }
+            | Record::Unlapsed { .. }
             | Record::Edited { .. } => self.apply_news(record).map_err(impossible),
         }
     }
@@ -178,6 +180,8 @@ impl State {
             Record::GaveUp { .. } => self.give_up(record),
             Record::ExtraReleased { .. } => self.extra(record),
             Record::Seen { .. } => self.seen(record),
+            Record::Lapsed { .. } => self.lapses(record),
+            Record::Unlapsed { address, .. } => self.unlapsed(address),
             Record::Edited {
                 address,
                 recorded,
@@ -193,6 +197,25 @@ impl State {
             } => self.close(address, *generation, *at, why),
         }
         Ok(())
+    }
+
+    fn lapses(&mut self, record: &Record) {
+        if let Record::Lapsed {
+            address,
+            generation,
+            limit,
+            why,
+            at,
+        } = record
+        {
+            let lapse = Lapse {
+                generation: *generation,
+                limit: *limit,
+                why: why.clone(),
+                at: *at,
+            };
+            self.lapsed(address, lapse);
+        }
     }
 
     /// A machine beyond the one that is kept was billed, too.
@@ -247,6 +270,9 @@ impl State {
             return Ok(());
         };
         let counted = self.clock.tick(*at);
+        if launch.is_some() {
+            self.unlapsed(address);
+        }
         let recorded = self.open(address, *generation)?;
         recorded.start(*verb, launch.as_ref(), on.as_ref(), (*at, counted));
         Ok(())
@@ -306,6 +332,9 @@ impl State {
                 *last = (*last).max(recorded.generation);
                 if let Some(Receipt::Lease(held)) = &recorded.receipt {
                     self.disowned.remove(&held.machine);
+                }
+                if !self.resources.get(address).is_some_and(Recorded::exists) {
+                    self.unlapsed(address);
                 }
                 self.resources.insert(address.clone(), recorded.clone());
             }
@@ -491,7 +520,7 @@ impl State {
         }
     }
 
-    fn close(&mut self, address: &Address, generation: Generation, at: Timestamp, why: &str) {
+    fn close(&mut self, address: &Address, generation: Generation, at: Timestamp, reason: &str) {
         let Some(recorded) = self.resources.get(address) else {
             return;
         };
@@ -513,12 +542,14 @@ impl State {
             self.left(lease, generation, open, at, spent);
         }
         if let Some(Receipt::Lease(receipt)) = recorded.receipt {
+            let why = self.lapse_of(lease, generation);
+            let why = why.unwrap_or_else(|| reason.to_owned());
             self.ended(EndedLease {
                 lease: lease.clone(),
                 generation,
                 receipt: *receipt,
                 ended_at: at,
-                why: why.to_owned(),
+                why,
                 spent: Some(spent),
             });
         }

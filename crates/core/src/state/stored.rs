@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{
-    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, LedgerClock, OpenAttempt, Pending,
-    Recorded, Run, Spent, State, Tried,
+    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, Lapse, LedgerClock, OpenAttempt,
+    Pending, Recorded, Run, Spent, State, Tried,
 };
 use crate::id::{
     Address, Attempt, EndpointKey, Generation, LeaseId, MachineId, Name, PlanId, RequestKey,
@@ -51,6 +51,8 @@ pub(super) struct World<'a> {
     resources: Pairs<'a, WrittenResource<'a>>,
     /// Where it is not the resource's own; none where there is a resource and no number.
     generations: Pairs<'a, Option<Generation>>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    lapsed: &'a BTreeMap<LeaseId, Lapse>,
 }
 
 /// Written as a map, in this order.
@@ -219,6 +221,7 @@ impl State {
             disowned,
             closed,
             bad,
+            lapsed: _,
         } = self;
         Written {
             genesis,
@@ -288,6 +291,7 @@ impl State {
             bought: sold.rows,
             resources: Pairs(resources),
             generations: Pairs(self.other_generations()),
+            lapsed: &self.lapsed,
         }
     }
 

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Billed, LedgerClock, Recorded, State};
+use super::{Billed, LedgerClock, Limit, Recorded, State};
 use crate::id::{Address, Attempt, LeaseId, MachineId, Name, RequestKey};
 use crate::journal::Record;
 use crate::resource::{
@@ -32,6 +32,20 @@ pub enum Edit {
     },
     /// A lease is taken out of the state. Its machine stays, and goes on billing.
     Remove {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// A lease is beyond a limit of its own. What is left of it is ended by the steps of the same plan.
+    Lapse {
+        /// Which.
+        lease: LeaseId,
+        /// The limit.
+        limit: Limit,
+        /// What was seen.
+        why: String,
+    },
+    /// That a lease ended by its limit does not count any more.
+    Unlapse {
         /// Which.
         lease: LeaseId,
     },
@@ -195,6 +209,10 @@ impl fmt::Display for Edit {
         match self {
             Self::Move { from, to } => write!(f, "{from} becomes {to}"),
             Self::Remove { lease } => write!(f, "{lease} is taken out of the state"),
+            Self::Lapse { lease, limit, why } => write!(f, "{lease} ends by its {limit}, {why}"),
+            Self::Unlapse { lease } => {
+                write!(f, "that {lease} ended by its limit is forgotten")
+            }
         }
     }
 }
@@ -241,8 +259,13 @@ impl State {
     pub fn edited(&self, edits: &[Edit], at: Timestamp) -> Result<Vec<Record>, SurgeryError> {
         let mut renames = BTreeMap::new();
         let mut removed = BTreeSet::new();
+        let mut lapses = Vec::new();
         for edit in edits {
             match edit {
+                Edit::Lapse { lease, limit, why } => {
+                    lapses.extend(self.lapses_now(lease, *limit, why, at));
+                }
+                Edit::Unlapse { lease } => lapses.extend(self.unlapses_now(lease, at)),
                 Edit::Move { from, to } if self.is_held(from) => {
                     renames.insert(from.clone(), to.clone());
                 }
@@ -256,7 +279,7 @@ impl State {
                 Edit::Move { from: lease, .. } | Edit::Remove { lease } => {
                     let done = match edit {
                         Edit::Move { to, .. } => self.is_held(to),
-                        Edit::Remove { .. } => true,
+                        Edit::Remove { .. } | Edit::Lapse { .. } | Edit::Unlapse { .. } => true,
                     };
                     if !done {
                         return Err(SurgeryError::Missing(lease.to_string()));
@@ -276,6 +299,7 @@ impl State {
         }
         let mut out = self.without(&removed, at);
         out.extend(self.renamed(&renames, &removed, at)?);
+        out.extend(lapses);
         Ok(out)
     }
 

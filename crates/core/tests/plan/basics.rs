@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use stageline_core::id::{LeaseId, Sha256};
 use stageline_core::offer::Requirement;
 use stageline_core::plan::{
-    Desired, Draft, Loaded, Markets, Mode, ModelFacts, ModelShape, Options, Plan, Verdict, check,
-    draft, expand,
+    Desired, Draft, Loaded, Markets, Mode, ModelFacts, ModelShape, Options, Plan, Renew, Verdict,
+    check, draft, expand,
 };
 use stageline_core::resource::ModelOrigin;
 use stageline_core::state::Observed;
@@ -33,6 +33,8 @@ pub fn options(mode: Mode) -> Options {
         },
         topology_digest: None,
         refresh_only: false,
+        watched: false,
+        renew: Renew::Nothing,
         boot: None,
     }
 }

@@ -14,6 +14,9 @@
 //! agent LEASE has | gone | unknown WHY
 //! agent LEASE without ADDRESS | failed STAGE WHY | other ADDRESS
 //! unsee                             forget what was seen
+//! lapse LEASE idle|lifetime|spend ends|stays WHY    it is beyond a limit; its machine is released, or not yet
+//! watched                           a watcher's heartbeat is fresh
+//! renew [LEASE]                     leases that lapsed are rented again
 //! target|exclude|replace ADDRESS    options of the plan
 //! destroy | view full|summary | width N
 //! ```
@@ -27,12 +30,14 @@ use stageline_core::id::{Address, Attempt, Fingerprint, LeaseId, Name, Sha256};
 use stageline_core::journal::Record;
 use stageline_core::offer::{Gpu, Quote, Supply};
 use stageline_core::plan::{
-    Desired, Draft, Market, Markets, Mode, ModelFacts, Options, Plan, check, draft, expand_within,
-    memory_known,
+    Desired, Draft, Market, Markets, Mode, ModelFacts, Options, Plan, Renew, check, draft,
+    expand_within, memory_known,
 };
 use stageline_core::render::{self, Level, View};
 use stageline_core::resource::{Cause, FailureClass, Spec};
-use stageline_core::state::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen};
+use stageline_core::state::{
+    Edit, Limit, Observed, ObservedAgent, ObservedLease, ObservedStage, Seen,
+};
 use stageline_core::topology::{self, SourceFile, VarSources};
 use stageline_core::unit::{Bytes, MicroDollars};
 
@@ -101,6 +106,7 @@ impl Story<'_> {
                 let market = Market {
                     kind: "local".to_owned(),
                     free: false,
+                    self_destroy: false,
                     quotes: Err(cause(why)),
                 };
                 self.markets.insert(name(provider), market);
@@ -116,6 +122,7 @@ impl Story<'_> {
                     .or_insert_with(|| Market {
                         kind: "local".to_owned(),
                         free: *kind == "free",
+                        self_destroy: false,
                         quotes: Ok(Vec::new()),
                     });
                 let quotes = market.quotes.as_mut().expect("it can be seen");
@@ -129,6 +136,10 @@ impl Story<'_> {
             ["target", at] => self.options.targets.push(address(at)),
             ["exclude", at] => self.options.excludes.push(address(at)),
             ["replace", at] => self.options.replace.push(address(at)),
+            ["lapse", at, limit, how, why @ ..] => self.lapse(&lease(at), limit, how, why),
+            ["watched"] => self.options.watched = true,
+            ["renew"] => self.options.renew = Renew::All,
+            ["renew", at] => self.options.renew = Renew::These(vec![address(at)]),
             ["unsee"] => self.observed = Observed::default(),
             ["destroy"] => self.options.mode = Mode::Destroy,
             ["view", "full"] => self.view.level = Level::Full,
@@ -159,6 +170,32 @@ impl Story<'_> {
             _ => panic!("{}: how is it applied?", self.case.display()),
         }
         self.last = Some(plan);
+    }
+
+    /// As a watcher does it: what needs the lease is ended with it.
+    fn lapse(&mut self, lease: &LeaseId, limit: &str, how: &str, why: &[&str]) {
+        let edit = Edit::Lapse {
+            lease: lease.clone(),
+            limit: match limit {
+                "idle" => Limit::Idle,
+                "lifetime" => Limit::Lifetime,
+                "spend" => Limit::Spend,
+                _ => panic!("{}: what limit is that?", self.case.display()),
+            },
+            why: why.join(" "),
+        };
+        let records = self.world.state.edited(&[edit], now());
+        self.world.begin(None);
+        self.world.write(records.expect("it is held"));
+        if how == "ends" {
+            let nothing = Desired::nothing(name("test"));
+            let release = Options {
+                targets: vec![Address::Lease(lease.clone())],
+                ..options(Mode::Destroy)
+            };
+            let plan = self.draft(&nothing, &release).expect("it can be planned");
+            self.world.carry_out(&plan);
+        }
     }
 
     fn fail(&mut self, how: &str, at: &Address, why: &[&str]) {

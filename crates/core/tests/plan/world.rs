@@ -55,6 +55,7 @@ pub fn local(slots: u32) -> Markets {
     let market = Market {
         kind: "local".to_owned(),
         free: true,
+        self_destroy: false,
         quotes: Ok(vec![quote("here", "this-computer", 0, Supply::Many(slots))]),
     };
     BTreeMap::from([(name("here"), market)])
@@ -350,5 +351,6 @@ fn launch(
         quote: choice.quote.id.clone(),
         price_per_hour: choice.quote.price_per_hour,
         reservation: choice.quote.price_per_hour,
+        limits: None,
     }
 }

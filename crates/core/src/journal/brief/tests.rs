@@ -58,6 +58,7 @@ fn started(index: u32) -> Record {
             quote: QuoteId("q".to_owned()),
             price_per_hour: MicroDollars(7),
             reservation: MicroDollars(9),
+            limits: None,
         }),
         on: None,
         at: AT,

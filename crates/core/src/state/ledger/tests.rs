@@ -99,6 +99,7 @@ impl Story {
                 quote: QuoteId("17".to_owned()),
                 price_per_hour: RATE,
                 reservation: RATE.times(2),
+                limits: None,
             }),
             at: at(seconds),
         }]);
@@ -291,5 +292,6 @@ fn launch() -> Launch {
         quote: QuoteId("17".to_owned()),
         price_per_hour: RATE,
         reservation: RATE.times(2),
+        limits: None,
     }
 }

@@ -8,8 +8,8 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::super::{
-    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, LedgerClock, OpenAttempt, Pending,
-    Recorded, Run, Spent, State, Tried,
+    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, Lapse, LedgerClock, OpenAttempt,
+    Pending, Recorded, Run, Spent, State, Tried,
 };
 use super::usual_account;
 use crate::id::{
@@ -50,6 +50,8 @@ struct Read {
     closed: Option<String>,
     #[serde(default)]
     bad: Vec<BadHost>,
+    #[serde(default)]
+    lapsed: BTreeMap<LeaseId, Lapse>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -266,6 +268,7 @@ impl Read {
             disowned: self.disowned,
             closed: self.closed,
             bad: self.bad,
+            lapsed: self.lapsed,
         })
     }
 }

@@ -1,0 +1,579 @@
+//! `watch`: keeps recorded leases within their limits while nobody looks.
+//!
+//! Every few seconds it reads the state, asks the agents, and judges ([`crate::watch`]). A lease that is beyond a limit is
+//! drained and released by a plan of its own, in a short run, and recorded as lapsed; what did not work is tried again for
+//! ever. It holds no lock between two looks, and what it needs to know after a crash is in the state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, LeaseId, Name};
+use stageline_core::journal::Verb;
+use stageline_core::plan::is_protected;
+use stageline_core::state::{Edit, Limit, Observed, Seen, State};
+use stageline_core::topology::{Limits, Topology};
+use stageline_core::unit::Millis;
+use tokio_util::sync::CancellationToken;
+
+use super::console::Console;
+use super::drafting::{self, Narrow};
+use super::project::{self, Place, Project};
+use super::run::{self, Job};
+use super::sellers::Sellers;
+use super::{Exit, Failure, Global, relay, session, signals};
+use crate::ambient::{self, Alive, SharedClock};
+use crate::machine::Machines as _;
+use crate::machine::client::AgentClient;
+use crate::observe;
+use crate::store::{Beat, HEARTBEAT, Loaded, Lock, Mode, Store, Watching};
+use crate::watch::{self, Again, Beyond, Heard, Windows};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// A longer pause between two looks than asked for, by so much, is a suspend.
+const SLEPT: Duration = Duration::from_secs(60);
+
+/// How long requests may take to end before their machine does.
+const DRAIN_MAX: Millis = Millis::minutes(2);
+
+/// Keep recorded leases within their limits, for an always-on box
+#[derive(Debug, clap::Args)]
+pub(crate) struct Watch {
+    /// Look once, act on what is found, and end
+    #[arg(long)]
+    once: bool,
+    /// Print a systemd unit that keeps this watcher running
+    #[arg(long, conflicts_with = "once")]
+    print_unit: bool,
+    /// Between two looks
+    #[arg(long, value_name = "DURATION", default_value = "5s")]
+    every: Millis,
+}
+
+/// What a watcher knows between two looks.
+struct Watcher<'a> {
+    place: Place,
+    store: Store,
+    folder: std::path::PathBuf,
+    global: &'a Global,
+    clock: SharedClock,
+    console: &'a Console,
+    every: Duration,
+    interrupt: CancellationToken,
+    windows: Windows,
+    topology: Option<Topology>,
+    hands: Option<Arc<AgentClient>>,
+    again: BTreeMap<LeaseId, Again>,
+    /// What was said last, so that it is not said every few seconds.
+    said: BTreeMap<String, String>,
+}
+
+impl Watch {
+    pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
+        let place = project::place(global)?;
+        if self.print_unit {
+            return print_unit(global, &place, console);
+        }
+        session::runtime()?.block_on(self.watch(place, global, console))
+    }
+
+    async fn watch(
+        self,
+        place: Place,
+        global: &Global,
+        console: &Console,
+    ) -> Result<Exit, Failure> {
+        let clock = session::clock();
+        let store = place.open(Mode::Write).await?;
+        let interrupt = signals::watch(Arc::new(|_| {}))?;
+        let every = if self.every.0 < 100 {
+            EVERY
+        } else {
+            self.every.duration()
+        };
+        let mut watcher = Watcher {
+            store: store.clone(),
+            folder: project::folder(global),
+            place,
+            global,
+            clock: clock.clone(),
+            console,
+            every,
+            interrupt: interrupt.clone(),
+            windows: Windows::default(),
+            topology: None,
+            hands: None,
+            again: BTreeMap::new(),
+            said: BTreeMap::new(),
+        };
+        if self.once {
+            let looked = watcher.look().await;
+            watcher.let_go().await;
+            return looked;
+        }
+        let interval = ambient::heartbeat().unwrap_or(HEARTBEAT);
+        let beat = match Beat::begin(&store, ambient::who(), &clock, interval).await? {
+            Watching::Ours(beat) => beat,
+            Watching::Another(other) => {
+                let process = &other.process;
+                let message = format!(
+                    "{} watches `{}` already (process {} on {}, since {:.0})",
+                    other.by, watcher.place.name, process.pid, process.host, other.since
+                );
+                return Err(Failure::new(Exit::Locked, message)
+                    .hint("one watcher is enough; end that one first to watch from here"));
+            }
+        };
+        watcher.begins();
+        let ended = watcher.keep_looking(&beat).await;
+        watcher.let_go().await;
+        beat.end().await;
+        ended
+    }
+}
+
+impl Watcher<'_> {
+    fn begins(&self) {
+        self.tell(&format!(
+            "watching `{}` at {}, every {}; Ctrl-C ends that",
+            self.place.name,
+            self.store.place(),
+            Millis(u64::try_from(self.every.as_millis()).unwrap_or(u64::MAX))
+        ));
+    }
+
+    async fn keep_looking(&mut self, beat: &Beat) -> Result<Exit, Failure> {
+        loop {
+            let looked = self.look().await;
+            self.windows.looked(self.clock.boottime());
+            if let Err(failure) = looked {
+                self.troubled("look", &failure);
+            } else {
+                self.said.remove("look");
+            }
+            if beat.was_taken().await {
+                return Err(Failure::new(
+                    Exit::Locked,
+                    format!(
+                        "another watcher of `{}` took this one's place",
+                        self.place.name
+                    ),
+                )
+                .hint("this one was silent for too long; one watcher is enough"));
+            }
+            tokio::select! {
+                () = self.interrupt.cancelled() => break,
+                () = self.clock.sleep(self.every) => {}
+            }
+        }
+        self.tell(&format!(
+            "stopped: nobody watches `{}` any more",
+            self.place.name
+        ));
+        Ok(Exit::Done)
+    }
+
+    /// One look, and what follows from it.
+    async fn look(&mut self) -> Result<Exit, Failure> {
+        let now = self.clock.boottime();
+        self.windows.look(now, self.every + SLEPT);
+        let loaded = self.store.read().await?;
+        let state = &loaded.state;
+        self.windows.keep(state);
+        self.again.retain(|lease, _| is_there(state, lease));
+        self.protected(state);
+        if watch::guarded(state).next().is_none() {
+            return Ok(Exit::Done);
+        }
+        if self.somebody_works(state).await? {
+            for (lease, recorded) in watch::guarded(state) {
+                self.windows.renew(lease, recorded.generation, now);
+            }
+            return Ok(Exit::Done);
+        }
+        let limits = self.limits();
+        let beyond = self.judge(state, limits.as_ref()).await?;
+        let pending = watch::pending(state);
+        let due = |lease: &LeaseId| self.again.get(lease).is_none_or(|again| again.is_due(now));
+        let beyond: Vec<Beyond> = beyond.into_iter().filter(|one| due(&one.lease)).collect();
+        let pending: Vec<LeaseId> = pending.into_iter().filter(|lease| due(lease)).collect();
+        if beyond.is_empty() && pending.is_empty() {
+            return Ok(Exit::Done);
+        }
+        self.end(loaded, beyond, pending).await
+    }
+
+    /// Whether another run is open and alive: it is not disturbed.
+    async fn somebody_works(&self, state: &State) -> Result<bool, Failure> {
+        if !state.run.as_ref().is_some_and(|run| run.open) {
+            return Ok(false);
+        }
+        let held = Lock::look(&self.store).await?;
+        // Where it cannot be told from here, the lock itself finds out when it is asked for.
+        Ok(held.is_some_and(|held| held.holder.process.is_alive() == Alive::Yes))
+    }
+
+    /// Caps of the topology as it is now; as it was, while it cannot be read.
+    fn limits(&mut self) -> Option<Limits> {
+        match Project::load(self.global) {
+            Ok(project) => {
+                self.said.remove("topology");
+                self.topology = Some(project.topology);
+            }
+            Err(_) if self.topology.is_none() => self.once(
+                "topology",
+                "the topology cannot be read here, so limits.max_spend is not watched; limits of leases are",
+            ),
+            Err(_) => self.once(
+                "topology",
+                "the topology cannot be read any more; its limits of before are kept",
+            ),
+        }
+        let topology = self.topology.as_ref()?;
+        (topology.name == self.place.name).then(|| topology.limits.clone())
+    }
+
+    /// Every lease that is beyond a limit and is not recorded as such.
+    async fn judge(
+        &mut self,
+        state: &State,
+        limits: Option<&Limits>,
+    ) -> Result<Vec<Beyond>, Failure> {
+        let ledger = state.ledger_now(self.clock.now(), self.clock.boot_point().as_ref());
+        let cap = limits.and_then(|limits| limits.max_spend);
+        let over = cap.and_then(|cap| watch::spent(state, ledger, cap));
+        let heard = self.hear(state).await?;
+        let now = self.clock.boottime();
+        let mut beyond = Vec::new();
+        for (lease, recorded) in watch::guarded(state) {
+            let heard = match &heard {
+                Some(heard) => heard.get(lease).copied().unwrap_or(Heard::Silent),
+                // Nobody can be asked from here just now: that says nothing of the machines.
+                None => Heard::Untold,
+            };
+            let generation = recorded.generation;
+            let idle = self.windows.idle(lease, generation, heard, now);
+            let lapse = state.lapse(lease);
+            if lapse.is_some_and(|lapse| lapse.generation == generation) {
+                continue;
+            }
+            let limits = recorded.limits_in_force();
+            let found = over
+                .clone()
+                .map(|why| (Limit::Spend, why))
+                .or_else(|| Some((Limit::Lifetime, watch::outlived(recorded, limits?, ledger)?)))
+                .or_else(|| Some((Limit::Idle, watch::idled(idle, limits?, heard)?)));
+            if let Some((limit, why)) = found {
+                let lease = lease.clone();
+                beyond.push(Beyond { lease, limit, why });
+            }
+        }
+        Ok(beyond)
+    }
+
+    /// What each agent says; none when none can be asked from here.
+    async fn hear(&mut self, state: &State) -> Result<Option<BTreeMap<LeaseId, Heard>>, Failure> {
+        let targets: Vec<_> = watch::guarded(state)
+            .filter_map(|(lease, _)| observe::target(state, lease))
+            .collect();
+        if targets.is_empty() {
+            return Ok(Some(BTreeMap::new()));
+        }
+        if self.hands.is_none() {
+            let genesis = state.genesis.as_ref();
+            let Some(genesis) = genesis else {
+                return Ok(Some(BTreeMap::new()));
+            };
+            // Without it every machine would look idle.
+            let keys = session::keys_of(&self.store, genesis, None)?;
+            let relays = relay::relays(self.topology.as_ref(), state, &self.folder)?;
+            self.hands = Some(session::hands(&keys, relays, &self.place));
+        }
+        let hands = self.hands.as_ref().expect("it was made just now");
+        if let Err(refusal) = hands.online().await {
+            let text = format!(
+                "{}; idle times are not counted meanwhile, lifetimes are",
+                refusal.message
+            );
+            self.once("relay", &text);
+            self.let_go().await;
+            return Ok(None);
+        }
+        let answers = observe::statuses(targets, &**hands, self.clock.as_ref()).await;
+        self.said.remove("relay");
+        if answers.values().all(Result::is_err) {
+            // Perhaps it is this side: the next look begins with hands of its own.
+            self.let_go().await;
+        }
+        let heard = answers.into_iter().map(|(lease, answer)| {
+            let heard = match answer {
+                Ok(status) => status.idle.map_or(Heard::Untold, Heard::Idle),
+                Err(_) => Heard::Silent,
+            };
+            (lease, heard)
+        });
+        Ok(Some(heard.collect()))
+    }
+
+    /// Ends what is beyond its limits, and what was being ended.
+    async fn end(
+        &mut self,
+        loaded: Loaded,
+        beyond: Vec<Beyond>,
+        pending: Vec<LeaseId>,
+    ) -> Result<Exit, Failure> {
+        let now = self.clock.boottime();
+        let observed = self.observe(&loaded.state).await?;
+        // A machine that is gone without our doing costs nothing and is drift: the next plan says so.
+        let gone = |lease: &LeaseId| matches!(observed.leases.get(lease), Some(Seen::Gone));
+        let (lost, beyond): (Vec<_>, Vec<_>) = beyond.into_iter().partition(|one| gone(&one.lease));
+        for one in lost {
+            let text = format!(
+                "{}: its machine is gone by the provider's listing; `stageline plan` shows what that means",
+                one.lease
+            );
+            self.once(&one.lease.to_string(), &text);
+            self.failed(&one.lease, now);
+        }
+        if beyond.is_empty() && pending.is_empty() {
+            return Ok(Exit::Done);
+        }
+        for one in &beyond {
+            self.tell_beyond(one);
+        }
+        self.drain(&loaded.state, &beyond).await;
+        let leases: BTreeSet<LeaseId> = beyond
+            .iter()
+            .map(|one| one.lease.clone())
+            .chain(pending)
+            .collect();
+        let edits = beyond.iter().map(|one| Edit::Lapse {
+            lease: one.lease.clone(),
+            limit: one.limit,
+            why: one.why.clone(),
+        });
+        let narrow = Narrow::these(leases.iter().cloned().map(Address::Lease).collect());
+        let edits = edits.collect();
+        let drafted =
+            drafting::ending(&self.place, loaded, &narrow, edits, &observed, &self.clock)?;
+        let quiet = Console {
+            level: -1,
+            ..*self.console
+        };
+        let job = Job {
+            plan: &drafted.plan,
+            topology: None,
+            digest: None,
+            place: &self.place,
+            folder: &self.folder,
+            parallelism: crate::apply::PARALLELISM,
+            command: "watch",
+            interrupt: Some(self.interrupt.clone()),
+        };
+        let ran = run::run(&job, &self.store, &self.clock, &quiet).await;
+        let exit = match ran {
+            Ok(exit) => exit,
+            // Somebody was faster: they are not disturbed.
+            Err(failure) if failure.exit == Exit::Locked => return Ok(Exit::Locked),
+            // The state moved on meanwhile: the next look sees what it is now.
+            Err(failure) if failure.exit == Exit::Guard => return Ok(Exit::Stopped),
+            Err(failure) => {
+                leases.iter().for_each(|lease| self.failed(lease, now));
+                return Err(failure);
+            }
+        };
+        self.outcome(&leases, exit).await
+    }
+
+    async fn observe(&self, state: &State) -> Result<Observed, Failure> {
+        let sellers = Sellers {
+            topology: self.topology.as_ref(),
+            state,
+            place: &self.place,
+            folder: &self.folder,
+            clock: &self.clock,
+        };
+        let providers = sellers.providers()?;
+        Ok(observe::look(state, &providers, None, self.clock.as_ref()).await)
+    }
+
+    /// Lets requests end before their machine does. One that is idle has none.
+    async fn drain(&self, state: &State, beyond: &[Beyond]) {
+        let Some(hands) = &self.hands else { return };
+        let working = beyond.iter().filter(|one| one.limit != Limit::Idle);
+        let targets = working.filter_map(|one| observe::target(state, &one.lease));
+        let drained = targets.map(|target| async move {
+            // A machine that does not answer has nothing to end.
+            drop(hands.drain(&target, DRAIN_MAX).await);
+        });
+        tokio::select! {
+            _ = futures::future::join_all(drained) => {}
+            () = self.interrupt.cancelled() => {}
+        }
+    }
+
+    /// Says what became of each lease, and when what did not work is tried again.
+    async fn outcome(&mut self, leases: &BTreeSet<LeaseId>, exit: Exit) -> Result<Exit, Failure> {
+        let state = self.store.read().await?.state;
+        let now = self.clock.boottime();
+        let mut all = true;
+        for lease in leases {
+            if !is_there(&state, lease) {
+                self.again.remove(lease);
+                let renew = match state.lapse(lease) {
+                    Some(_) => format!("; `stageline apply --renew {lease}` rents it again"),
+                    None => String::new(),
+                };
+                self.tell(&format!(
+                    "{lease}: released, proven by the provider's listing{renew}"
+                ));
+                continue;
+            }
+            all = false;
+            self.failed(lease, now);
+            let why = trouble(&state, lease);
+            let again = self.again[lease].pause();
+            let text = format!("{lease}: {why}; it may still cost money");
+            let next = Millis(u64::try_from(again.as_millis()).unwrap_or(u64::MAX));
+            if self.said.get(&lease.to_string()) != Some(&text) {
+                self.tell(&format!("{text}; tried again in {next}, and ever after"));
+                self.said.insert(lease.to_string(), text);
+            }
+        }
+        Ok(if all {
+            Exit::Done
+        } else {
+            if exit == Exit::Done {
+                Exit::Stopped
+            } else {
+                exit
+            }
+        })
+    }
+
+    fn failed(&mut self, lease: &LeaseId, now: Duration) {
+        let again = match self.again.get(lease) {
+            Some(again) => again.once_more(now),
+            None => Again::after(self.every, now),
+        };
+        self.again.insert(lease.clone(), again);
+    }
+
+    /// No command ends them: that is said once.
+    fn protected(&mut self, state: &State) {
+        let leases = state.existing().filter_map(|(address, _)| match address {
+            Address::Lease(lease) => Some(lease),
+            Address::Delivery(_)
+            | Address::Bundle(_)
+            | Address::Stage(_)
+            | Address::Pipeline(_)
+            | Address::Exposure(_) => None,
+        });
+        let names: Vec<String> = leases
+            .filter(|lease| is_protected(state, lease))
+            .map(ToString::to_string)
+            .collect();
+        if !names.is_empty() {
+            let text = format!("protected, so ended by no limit: {}", names.join(", "));
+            self.once("protected", &text);
+        }
+    }
+
+    async fn let_go(&mut self) {
+        if let Some(hands) = self.hands.take() {
+            hands.close().await;
+        }
+    }
+
+    fn tell_beyond(&self, one: &Beyond) {
+        if self.console.json {
+            let event = Event::Lapsed {
+                lease: one.lease.clone(),
+                limit: one.limit,
+                why: one.why.clone(),
+            };
+            let line = serde_json::to_string(&event).expect("events are plain data");
+            // A reader that went away does not stop a watcher.
+            let _ = self.console.data(&format!("{line}\n"));
+        }
+        self.tell(&format!(
+            "{}: ends by its {}: {}",
+            one.lease, one.limit, one.why
+        ));
+    }
+
+    /// A line with its time, since nobody looks when it is written.
+    fn tell(&self, text: &str) {
+        self.console
+            .say(&format!("{:.0}  {text}", self.clock.now()));
+    }
+
+    fn once(&mut self, about: &str, text: &str) {
+        if self.said.get(about).is_none_or(|said| said != text) {
+            self.tell(text);
+            self.said.insert(about.to_owned(), text.to_owned());
+        }
+    }
+
+    fn troubled(&mut self, about: &str, failure: &Failure) {
+        let mut text = failure.message.clone();
+        for diagnostic in &failure.diagnostics {
+            text.push_str(&diagnostic.message);
+        }
+        if let Some(hint) = &failure.hint {
+            text.push_str(&format!(" (hint: {hint})"));
+        }
+        self.once(about, &format!("{text}; tried again at every look"));
+    }
+}
+
+fn is_there(state: &State, lease: &LeaseId) -> bool {
+    let recorded = state.resources.get(&Address::Lease(lease.clone()));
+    recorded.is_some_and(stageline_core::state::Recorded::exists)
+}
+
+/// Why a lease is still there.
+fn trouble(state: &State, lease: &LeaseId) -> String {
+    let recorded = state.resources.get(&Address::Lease(lease.clone()));
+    let pending = recorded.and_then(|recorded| recorded.pending.as_ref());
+    let cause = pending
+        .filter(|pending| pending.verb == Verb::Release)
+        .and_then(|pending| pending.cause.as_ref());
+    cause.map_or_else(
+        || "its release is not proven yet".to_owned(),
+        |cause| format!("its release did not succeed: {}", cause.message),
+    )
+}
+
+/// A unit with this very command, from this very folder.
+fn print_unit(global: &Global, place: &Place, console: &Console) -> Result<Exit, Failure> {
+    let program = std::env::current_exe()?;
+    let folder = std::env::current_dir()?;
+    let mut command = vec![program.display().to_string(), "watch".to_owned()];
+    let mut option = |name: &str, value: String| command.extend([name.to_owned(), value]);
+    for file in &global.file {
+        option("-f", file.display().to_string());
+    }
+    for (name, value) in &global.var {
+        option("--var", format!("{name}={value}"));
+    }
+    for file in &global.var_file {
+        option("--var-file", file.display().to_string());
+    }
+    for (name, value) in [
+        ("--state", &global.state),
+        ("--name", &global.name),
+        ("--workspace", &global.workspace),
+    ] {
+        if let Some(value) = value {
+            option(name, value.clone());
+        }
+    }
+    let name: &Name = &place.name;
+    let folder = folder.display().to_string();
+    console.data(&watch::unit(name.as_str(), &folder, &command))?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,215 @@
+//! The watcher as a process of its own: it ends leases that are beyond their limits, survives its own death, and what it
+//! ended stays ended until somebody renews it.
+
+use std::process::Child;
+
+use rustix::process::Signal;
+
+use super::crash::dies_at;
+use super::world::{Ran, STUB, World, finish, kill, until};
+
+/// The stub topology with limits of its machines.
+fn limited(limits: &str) -> World {
+    let with = format!("[offer.small]\n{limits}\n");
+    let world = World::new(&STUB.replace("[offer.small]\n", &with));
+    world.apply();
+    world.agrees();
+    world
+}
+
+/// Two machines that are older than they may be.
+fn outlived() -> World {
+    let world = limited("max_lifetime = \"1s\"");
+    pause_for(1200);
+    world
+}
+
+#[expect(clippy::disallowed_methods, reason = "time passing is what is tried")]
+fn pause_for(millis: u64) {
+    std::thread::sleep(std::time::Duration::from_millis(millis));
+}
+
+/// A watcher that a test that fails does not leave behind.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // It may have ended by itself.
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+fn watcher(world: &World) -> Running {
+    Running(Some(world.start("watch --every 200ms")))
+}
+
+/// Ctrl-C, and what it said until then.
+fn stopped(mut running: Running) -> Ran {
+    let child = running.0.take().expect("it runs");
+    kill(i32::try_from(child.id()).expect("a pid"), Signal::INT);
+    let ran = Ran::of("watch".to_owned(), finish(child));
+    ran.exits(0);
+    ran
+}
+
+/// Both machines lapsed, and are kept ended.
+fn kept_ended(world: &World, limit: &str) {
+    let plan = world.run("plan --detailed-exitcode");
+    plan.exits(0)
+        .says("2 leases are kept ended by their own limits")
+        .says(&format!("lease.node[0]: ended by its {limit}"))
+        .says("`stageline apply --renew lease.node[0]` rents it again");
+    let plan = world.run("plan --json").json();
+    assert!(plan["plan"]["lapsed"]["lease.node[1]"]["why"].is_string());
+}
+
+#[test]
+fn a_lease_without_work_is_ended_kept_ended_and_renewed() {
+    let world = limited("idle_timeout = \"2s\"");
+    let child = watcher(&world);
+    until("the machines to end", || {
+        world.machines().is_empty().then_some(())
+    });
+    until("the state to say so", || {
+        let leases = world.run("leases --json");
+        (leases.out.matches("idle_timeout: it did no work").count() == 2).then_some(())
+    });
+    stopped(child)
+        .says("lease.node[0]: ends by its idle_timeout: it did no work for")
+        .says("lease.node[1]: released, proven by the provider's listing")
+        .says("stopped: nobody watches");
+    world.is_clean();
+    kept_ended(&world, "idle_timeout");
+    world
+        .run("apply --auto-approve")
+        .exits(0)
+        .says("Nothing to do");
+    world
+        .run("apply --auto-approve --renew lease.node[0]")
+        .exits(0)
+        .says("rented again");
+    assert_eq!(world.machines().len(), 1);
+    world.run("apply --auto-approve --renew").exits(0);
+    world.agrees();
+    assert_eq!(world.machines().len(), 2);
+    world.run("ask Hello").exits(0);
+    world.destroy();
+}
+
+#[test]
+fn a_machine_that_works_is_not_idle_and_one_that_is_frozen_is() {
+    let world = limited("idle_timeout = \"4s\"");
+    let child = watcher(&world);
+    // For longer than the limit.
+    for _ in 0..12 {
+        world.run("ask Hello").exits(0);
+        pause_for(500);
+    }
+    assert_eq!(world.machines().len(), 2);
+    for machine in world.machines() {
+        for pid in world.processes_of(&machine, "agent") {
+            kill(pid, Signal::STOP);
+        }
+    }
+    until("the machines to end", || {
+        world.machines().is_empty().then_some(())
+    });
+    until("the state to say so", || {
+        let leases = world.run("leases");
+        (leases.out.matches("its agent did not answer for").count() == 2).then_some(())
+    });
+    stopped(child).says("its agent did not answer for");
+    world.is_clean();
+    kept_ended(&world, "idle_timeout");
+}
+
+#[test]
+fn what_is_too_old_is_ended_by_one_look_and_what_is_no_longer_declared_is_forgotten() {
+    let world = outlived();
+    world
+        .run("watch --once --json")
+        .exits(0)
+        .says("\"event\":\"lapsed\"")
+        .says("\"limit\":\"lifetime\"")
+        .says("and may be 1s");
+    world.is_clean();
+    kept_ended(&world, "max_lifetime");
+    world.run("watch --once").exits(0).says_not("lease.node");
+    world.edit("count = 2", "count = 1");
+    world
+        .run("plan")
+        .exits(0)
+        .says("that lease.node[1] ended by its limit is forgotten")
+        .says("lease.node[0]: ended by its max_lifetime");
+    world.apply();
+    world.edit("count = 1", "count = 2");
+    world
+        .run("plan")
+        .exits(0)
+        .says("lease.node[1] create")
+        .says_not("lease.node[0] create");
+    // After a destroy nothing is remembered.
+    world.destroy();
+    world.run("plan").exits(0).says("lease.node[0..2] create");
+}
+
+#[test]
+fn a_watcher_that_is_killed_anywhere_is_followed_by_one_that_ends_the_rest() {
+    let mut points = 0;
+    for point in (1..400).step_by(3) {
+        let world = outlived();
+        let (died, ran) = dies_at(&world, "watch --once", point);
+        if !died {
+            ran.exits(0);
+            break;
+        }
+        points += 1;
+        world.run("watch --once").exits(0);
+        world.is_clean();
+        kept_ended(&world, "max_lifetime");
+    }
+    assert!(points >= 4, "{points} points");
+}
+
+#[test]
+fn a_plan_knows_who_watches_and_a_second_watcher_is_one_too_many() {
+    let world = limited("idle_timeout = \"10m\"");
+    let child = watcher(&world);
+    until("its heartbeat", || {
+        world.join("state/demo/watcher.json").exists().then_some(())
+    });
+    world
+        .run("watch")
+        .exits(6)
+        .says("watches `demo` already")
+        .says("one watcher is enough");
+    stopped(child);
+    assert!(!world.join("state/demo/watcher.json").exists());
+    world.destroy();
+}
+
+#[test]
+fn the_printed_unit_is_one() {
+    let world = World::new(STUB);
+    let ran = world.run("watch --print-unit --workspace blue");
+    ran.exits(0)
+        .says("Restart=always")
+        .says("watch --workspace blue");
+    let verify = std::process::Command::new("systemd-analyze")
+        .arg("--version")
+        .output();
+    if verify.is_err() {
+        return;
+    }
+    world.write("stageline-demo.service", &ran.out);
+    let verified = std::process::Command::new("systemd-analyze")
+        .args(["verify", "--user", "--recursive-errors=no"])
+        .arg(world.join("stageline-demo.service"))
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&verified.stderr);
+    assert!(!said.contains("stageline-demo.service:"), "{said}");
+}

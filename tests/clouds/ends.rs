@@ -1,0 +1,40 @@
+//! A machine that ends itself: its operator is gone, its limit passes, and the cloud bills no more.
+
+use std::time::{Duration, Instant};
+
+use stageline::sim::Kind;
+
+use super::desk::Desk;
+
+#[test]
+fn a_machine_whose_operator_is_gone_ends_itself_by_its_limit_and_stays_ended() {
+    let desk = Desk::new(Kind::Vastai, vec![]);
+    desk.edit("image = ", "idle_timeout = \"8s\"\nimage = ");
+    desk.run("plan")
+        .exits(0)
+        .says("ends itself after 8s without work");
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(2);
+    // Nobody does anything from here on.
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !desk.there().is_empty() {
+        assert!(Instant::now() < deadline, "they are still there");
+        #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let bill = desk.cloud.world.bill();
+    desk.run("plan --detailed-exitcode")
+        .exits(2)
+        .says("lease.node[0]: ended by its idle_timeout")
+        .says("its machine is gone");
+    desk.run("apply --auto-approve").exits(0);
+    desk.run("plan --detailed-exitcode")
+        .exits(0)
+        .says("2 leases are kept ended by their own limits");
+    assert_eq!(desk.cloud.world.bill(), bill, "nothing is billed any more");
+    desk.run("apply --auto-approve --renew lease.node[0]")
+        .exits(0);
+    assert_eq!(desk.there().len(), 1);
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+}
