@@ -30,6 +30,7 @@ const LINES: &[&str] = &[
     "ask --json hello",
     "validate -vv",
     "leases --json",
+    "watch --once -vv --json",
     "orphans -vv --json",
     "offers -vv --json",
     "state list",
