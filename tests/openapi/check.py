@@ -26,7 +26,7 @@ PACKAGES = ["schemathesis==4.32.5", "jsonschema==4.26.0", "pyyaml"]
 
 # How many requests schemathesis makes up for each operation, and the longest that it may take at one simulator.
 EXAMPLES = 20
-SECONDS = 60
+SECONDS = 240
 
 OFFER_VAST = """where = "gpu=rtx_4090|rtx_3090, vram>=24, reliability>=0.9"
 image = "stageline/agent:1\""""
@@ -368,10 +368,11 @@ def made_up(name, provider, path):
     checks = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
     with Simulator(name, "1000") as simulator, tempfile.TemporaryDirectory() as folder:
         url = simulator.url.split("#")[0]
+        # One worker: the parser of Python 3.11 counts its depth for all threads together (python/cpython#106905).
         command = [
             TARGET / "openapi-venv" / "bin" / "schemathesis", "run", path, "--url", url, "--include-path-regex", provider["played"],
             "-H", "Authorization: Bearer somebody", "--checks", ",".join(checks), "--max-examples", str(EXAMPLES), "--phases",
-            "examples,coverage,fuzzing", "--generation-deterministic", "--workers", "2", "--no-color",
+            "examples,coverage,fuzzing", "--generation-deterministic", "--workers", "1", "--no-color",
         ]
         try:
             ran = subprocess.run(
