@@ -82,6 +82,7 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
     let market = Market {
         kind: provider.kind().to_owned(),
         free: false,
+        unbilled: false,
         self_destroy: false,
         quotes,
     };
@@ -95,7 +96,7 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
         topology_digest: None,
         refresh_only: false,
         renew: stageline_core::plan::Renew::Nothing,
-        watched: false,
+        watched: true,
         boot: None,
     };
     plan::draft(&Draft {

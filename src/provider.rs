@@ -236,6 +236,11 @@ pub trait Provider: Send + Sync {
         Ok(None)
     }
 
+    /// Whether anybody is billed for its machines. A price without a bill is for rehearsals.
+    fn bills(&self) -> bool {
+        true
+    }
+
     /// Takes the next turn for a create and says how long it is until then: a create goes out right after its intention
     /// is written down, so that it waits before.
     fn turn(&self) -> Duration {

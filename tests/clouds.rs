@@ -3,6 +3,7 @@
 
 mod desk;
 mod ends;
+mod guards;
 mod kills;
 mod lai;
 mod lambda;

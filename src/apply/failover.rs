@@ -197,6 +197,7 @@ impl<'a> Run<'a> {
             let market = markets.entry(name.clone()).or_insert_with(|| Market {
                 kind: kind.clone(),
                 free: provider.traits().free,
+                unbilled: false,
                 self_destroy: false,
                 quotes: Ok(Vec::new()),
             });

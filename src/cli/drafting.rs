@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::slice;
 use std::sync::Arc;
 
 use stageline_core::diagnostic::Diagnostic;
@@ -36,9 +37,9 @@ pub(crate) struct Narrow {
     /// Make this resource, or all of a table, anew; may be repeated
     #[arg(long, value_name = "ADDR")]
     replace: Vec<Selector>,
-    /// Rent a lease again that ended by a limit of its own; all of them without ADDR. May be repeated
+    /// Rent a lease, or all of a table, again that ended by a limit of its own; all of them without ADDR. May be repeated
     #[arg(long, value_name = "ADDR", num_args = 0..=1, conflicts_with = "refresh_only")]
-    renew: Option<Vec<Address>>,
+    renew: Option<Vec<Selector>>,
     /// Do not look at the world first; what is recorded is taken as it is
     #[arg(long)]
     no_refresh: bool,
@@ -61,44 +62,71 @@ impl Narrow {
         }
     }
 
-    fn renew(&self) -> Renew {
-        match &self.renew {
-            None => Renew::Nothing,
-            Some(named) if named.is_empty() => Renew::All,
-            Some(named) => Renew::These(named.clone()),
-        }
-    }
-
     /// Everything is meant.
     fn is_whole(&self) -> bool {
         self.target.is_empty() && self.exclude.is_empty() && !self.refresh_only
     }
 }
 
-/// The addresses of targets, excludes and replacements.
-type Chosen = [Vec<Address>; 3];
+/// The addresses of targets, excludes and replacements, and what is renewed.
+#[derive(Default)]
+struct Chosen {
+    targets: Vec<Address>,
+    excludes: Vec<Address>,
+    replace: Vec<Address>,
+    renew: Renew,
+}
 
 impl Narrow {
     /// What its selectors mean here.
     fn chosen(&self, desired: &Desired, state: &State) -> Result<Chosen, Vec<Diagnostic>> {
-        let all = [
-            ("--target", &self.target),
-            ("--exclude", &self.exclude),
-            ("--replace", &self.replace),
-        ];
-        let (mut chosen, mut faults) = (Chosen::default(), Vec::new());
-        for ((flag, selectors), chosen) in all.into_iter().zip(&mut chosen) {
-            match plan::select(flag, selectors, desired, state) {
-                Ok(found) => *chosen = found,
-                Err(more) => faults.extend(more),
-            }
-        }
+        let mut faults = Vec::new();
+        let mut select = |flag, selectors: &[Selector]| {
+            let found = plan::select(flag, selectors, desired, state);
+            found.unwrap_or_else(|more| {
+                faults.extend(more);
+                Vec::new()
+            })
+        };
+        let chosen = Chosen {
+            targets: select("--target", &self.target),
+            excludes: select("--exclude", &self.exclude),
+            replace: select("--replace", &self.replace),
+            renew: match &self.renew {
+                None => Renew::Nothing,
+                Some(named) if named.is_empty() => Renew::All,
+                Some(named) => Renew::These(
+                    named
+                        .iter()
+                        .flat_map(|one| {
+                            renewed(one, select("--renew", slice::from_ref(one)), state)
+                        })
+                        .collect(),
+                ),
+            },
+        };
         if faults.is_empty() {
             Ok(chosen)
         } else {
             Err(faults)
         }
     }
+}
+
+/// Of a table, those that lapsed are meant.
+fn renewed(selector: &Selector, mut found: Vec<Address>, state: &State) -> Vec<Address> {
+    let lapsed = |address: &Address| match address {
+        Address::Lease(lease) => state.lapse(lease).is_some(),
+        Address::Delivery(_)
+        | Address::Bundle(_)
+        | Address::Stage(_)
+        | Address::Pipeline(_)
+        | Address::Exposure(_) => false,
+    };
+    if matches!(selector, Selector::Table { .. }) && found.iter().any(lapsed) {
+        found.retain(lapsed);
+    }
+    found
 }
 
 /// A plan and what it was drafted from.
@@ -177,21 +205,21 @@ pub(crate) async fn apply(
 fn options(
     project: &Project,
     narrow: &Narrow,
-    [targets, excludes, replace]: Chosen,
+    chosen: Chosen,
     watched: bool,
     clock: &SharedClock,
 ) -> plan::Options {
     plan::Options {
         mode: Mode::Apply,
         now: clock.now(),
-        targets,
-        excludes,
-        replace,
+        targets: chosen.targets,
+        excludes: chosen.excludes,
+        replace: chosen.replace,
         limits: project.topology.limits.clone(),
         topology_digest: Some(project.digest),
         refresh_only: narrow.refresh_only,
         watched,
-        renew: narrow.renew(),
+        renew: chosen.renew,
         boot: clock.boot_point(),
     }
 }
@@ -294,12 +322,12 @@ pub(crate) fn ending(
         .map_or(&place.name, |genesis| &genesis.topology);
     let desired = Desired::nothing(name.clone());
     let fail = |faults| Failure::diagnostics(faults, Vec::new());
-    let [targets, excludes, _] = narrow.chosen(&desired, &loaded.state).map_err(fail)?;
+    let chosen = narrow.chosen(&desired, &loaded.state).map_err(fail)?;
     let options = plan::Options {
         mode: Mode::Destroy,
         now: clock.now(),
-        targets,
-        excludes,
+        targets: chosen.targets,
+        excludes: chosen.excludes,
         replace: Vec::new(),
         limits: Limits {
             max_price_per_hour: None,
@@ -359,6 +387,7 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
         let market = Market {
             kind: provider.kind().to_owned(),
             free: provider.traits().free,
+            unbilled: !provider.bills(),
             self_destroy: provider.traits().self_destroy,
             quotes: quotes.map_err(|blind| blind.cause),
         };

@@ -84,7 +84,7 @@ impl Failure {
 
     /// Findings of the reader or the planner.
     pub fn diagnostics(diagnostics: Vec<Diagnostic>, files: Vec<SourceFile>) -> Self {
-        let guards = ["plan/over-limit", "plan/protected"];
+        let guards = ["plan/over-limit", "plan/protected", "plan/unguarded"];
         let guard = diagnostics.iter().all(|one| guards.contains(&one.code));
         let blind = diagnostics.iter().any(|one| one.code == "plan/blind");
         let exit = match (guard, blind) {
@@ -236,6 +236,7 @@ mod tests {
     #[test]
     fn a_plan_that_cannot_be_says_who_must_act() {
         assert_eq!(exit(&["plan/over-limit"]), Exit::Guard);
+        assert_eq!(exit(&["plan/unguarded", "plan/over-limit"]), Exit::Guard);
         assert_eq!(exit(&["plan/no-offer", "plan/over-limit"]), Exit::User);
         assert_eq!(exit(&["plan/no-offer", "plan/blind"]), Exit::Doubt);
     }

@@ -341,6 +341,10 @@ impl Provider for LocalProvider {
         &self.inner.traits
     }
 
+    fn bills(&self) -> bool {
+        false
+    }
+
     async fn search(&self, _: &Requirement, _: Bytes) -> Result<Vec<Quote>, Blind> {
         Ok(vec![self.offer().await?])
     }

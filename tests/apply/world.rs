@@ -437,7 +437,7 @@ impl World {
             topology_digest: None,
             refresh_only: self.refresh_only.get(),
             renew: stageline_core::plan::Renew::Nothing,
-            watched: false,
+            watched: true,
             boot: self.clock.boot_point(),
         };
         let draft = Draft {
@@ -457,6 +457,7 @@ impl World {
             let market = Market {
                 kind: "local".to_owned(),
                 free: false,
+                unbilled: false,
                 self_destroy: false,
                 quotes: quotes.map_err(|blind| blind.cause),
             };

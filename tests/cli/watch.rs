@@ -1,12 +1,15 @@
 //! The watcher as a process of its own: it ends leases that are beyond their limits, survives its own death, and what it
 //! ended stays ended until somebody renews it.
 
-use std::process::Child;
+use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
 
 use super::crash::dies_at;
 use super::world::{Ran, STUB, World, finish, kill, until};
+
+/// Where a process is stopped; see `ambient::crash_point`.
+const STOP_AT: &str = "STAGELINE_TEST_STOP_AT";
 
 /// The stub topology with limits of its machines.
 fn limited(limits: &str) -> World {
@@ -96,6 +99,149 @@ fn a_lease_without_work_is_ended_kept_ended_and_renewed() {
     world.agrees();
     assert_eq!(world.machines().len(), 2);
     world.run("ask Hello").exits(0);
+    world.destroy();
+}
+
+#[test]
+fn a_whole_table_is_renewed_by_its_name() {
+    let world = outlived();
+    world.run("watch --once").exits(0);
+    world.is_clean();
+    world
+        .run("plan --renew lease.nod")
+        .exits(1)
+        .says("--renew lease.nod: nothing of that table is declared or recorded")
+        .says("did you mean lease.node?");
+    world
+        .run("apply --auto-approve --renew lease.node[1]")
+        .exits(0)
+        .says("lease.node[0]: ended by its max_lifetime");
+    // Of a table, what did not lapse is not spoken of.
+    let rest = world.run("apply --auto-approve --renew lease.node");
+    rest.exits(0).says_not("--renew changes nothing there");
+    assert_eq!(world.machines().len(), 2);
+    world.agrees();
+    world
+        .run("plan --renew lease.node")
+        .exits(0)
+        .says("lease.node[0] did not end by a limit of its own: --renew changes nothing there");
+    world.destroy();
+}
+
+/// What leases cost so far, in micro-dollars: surely, and at most.
+fn spent(world: &World) -> (u64, u64) {
+    let leases = world.run("leases --json").json();
+    let leases = leases.as_array().expect("a list");
+    let sum = |bound: &str| {
+        let each = leases.iter().map(|lease| lease["spent"][bound].as_u64());
+        each.map(|micro| micro.expect("money")).sum()
+    };
+    (sum("least"), sum("most"))
+}
+
+#[test]
+fn when_all_is_spent_requests_end_and_then_the_machines_and_nothing_more_is_rented() {
+    // A dollar for each second of each machine, and nothing else that ends them.
+    let world = World::new(
+        &STUB
+            .replace(
+                "[provider.here]",
+                "[limits]\nmax_price_per_hour = 0\nmax_spend = 100000\n[provider.here]",
+            )
+            .replace("slots = 8", "slots = 8\nprice_per_hour = 3600")
+            .replace(
+                "[offer.small]",
+                "[offer.small]\nidle_timeout = \"never\"\nmax_lifetime = \"never\"",
+            )
+            .replace(
+                "engine = \"stub\"",
+                "engine = \"stub\"\nengine_args = [\"--delay-ms=500\"]",
+            ),
+    );
+    let child = watcher(&world);
+    until("its heartbeat", || {
+        world.join("state/demo/watcher.json").exists().then_some(())
+    });
+    world
+        .run("plan")
+        .exits(0)
+        .says("the watcher ends it by limits.max_spend alone");
+    let begun = std::time::Instant::now();
+    world.apply();
+    // It is under way when the money is gone, and is answered whole.
+    let asked = world.start("ask Hello");
+    until("the request to be under way", || {
+        let status = world.run("status");
+        status.out.contains(", 1 requests").then_some(())
+    });
+    let cap = spent(&world).1 / 1_000_000 + 1;
+    world.edit("max_spend = 100000", &format!("max_spend = {cap}"));
+    Ran::of("ask".to_owned(), finish(asked)).exits(0);
+    let cap = cap * 1_000_000;
+    assert!(spent(&world).1 >= cap, "it ended before the money was gone");
+    until("the machines to end", || {
+        world.machines().is_empty().then_some(())
+    });
+    until("the state to say so", || {
+        let leases = world.run("leases --json");
+        (leases.out.matches("max_spend: up to").count() == 2).then_some(())
+    });
+    let passed = u64::try_from(begun.elapsed().as_micros()).expect("a short time");
+    stopped(child).says("lease.node[0]: ends by its limits.max_spend: up to");
+    world.is_clean();
+    kept_ended(&world, "limits.max_spend");
+    let (least, most) = spent(&world);
+    assert!(least >= cap, "{least} of {cap}");
+    assert!(most <= 2 * passed, "{most}, in {passed} us of two machines");
+    assert_eq!(spent(&world), (least, most), "nothing is billed any more");
+    // Renewing them needs more money.
+    world
+        .run("apply --auto-approve --renew lease.node")
+        .exits(7)
+        .says("limits.max_spend");
+    world.is_clean();
+}
+
+#[test]
+fn a_watcher_waits_for_a_run_that_lives_and_goes_on_when_that_was_killed() {
+    let world = outlived();
+    world.edit("count = 2", "count = 3");
+    let mut run = world.command(["apply", "--auto-approve"]);
+    run.env(STOP_AT, "25");
+    run.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let run = run.spawn().expect("the binary is there");
+    let pid = i32::try_from(run.id()).expect("a pid");
+    until("the run to stop in its midst", || {
+        super::world::stopped(pid).then_some(())
+    });
+    let there = world.machines();
+    assert!(there.len() >= 2);
+    world
+        .run("apply --auto-approve")
+        .exits(6)
+        .says("is at work");
+    // All of them are too old, and somebody is at work on them.
+    for _ in 0..3 {
+        world.run("watch --once").exits(0).says_not("max_lifetime");
+    }
+    let child = watcher(&world);
+    until("its heartbeat", || {
+        world.join("state/demo/watcher.json").exists().then_some(())
+    });
+    world.run("watch --once").exits(0).says_not("max_lifetime");
+    assert_eq!(world.machines(), there);
+    kill(pid, Signal::KILL);
+    finish(run);
+    until("the machines to end", || {
+        world.machines().is_empty().then_some(())
+    });
+    until("the state to say so", || {
+        let leases = world.run("leases --json");
+        let ended = leases.out.matches("max_lifetime: it is").count();
+        (ended >= 2).then_some(())
+    });
+    stopped(child).says("lease.node[0]: ends by its max_lifetime");
+    world.is_clean();
     world.destroy();
 }
 

@@ -25,7 +25,12 @@ struct Words {
     key: &'static str,
     /// The terms of an offer.
     offer: &'static str,
+    /// Who ends its machines, where they do not do so themselves.
+    guard: &'static str,
 }
+
+/// A test ends its machines.
+pub(super) const NOBODY: &str = "unguarded = true";
 
 /// The words of a cloud.
 fn words(kind: Kind) -> Words {
@@ -35,18 +40,21 @@ fn words(kind: Kind) -> Words {
             key: "VAST_API_KEY",
             offer: r#"where = "gpu=rtx_4090|rtx_3090, vram>=24, reliability>=0.9"
 image = "stageline/agent:1""#,
+            guard: "",
         },
         Kind::Runpod => Words {
             provider: "pods",
             key: "RUNPOD_API_KEY",
             offer: r#"where = "gpu=rtx_4090|rtx_3090, vram>=24"
 image = "stageline/agent:1""#,
+            guard: NOBODY,
         },
         Kind::Lambda => Words {
             provider: "lambda",
             key: "LAMBDA_API_KEY",
             offer: r#"where = "gpu=a10|rtx_6000, vram>=24"
 agent = { url = "https://example.org/stageline", sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" }"#,
+            guard: NOBODY,
         },
     }
 }
@@ -114,7 +122,10 @@ impl Desk {
 
     pub(super) fn topology(&self, count: u32) -> String {
         let Words {
-            provider, offer, ..
+            provider,
+            offer,
+            guard,
+            ..
         } = words(self.kind);
         let (kind, url) = (self.kind.as_str(), self.cloud.url());
         format!(
@@ -130,6 +141,7 @@ url = "{url}"
 provider = "{provider}"
 {offer}
 [lease.node]
+{guard}
 offers = ["gpu"]
 count = {count}
 disk = 40
@@ -149,6 +161,10 @@ listen = "127.0.0.1:0"
         let before = std::fs::read_to_string(&path).expect("readable");
         assert!(before.contains(from), "no `{from}` in the topology");
         std::fs::write(path, before.replace(from, to)).expect("written");
+    }
+
+    pub(super) fn path(&self, path: &str) -> std::path::PathBuf {
+        self.dir.path().join(path)
     }
 
     pub(super) fn remove_topology(&self) {

@@ -82,7 +82,7 @@ fn planned(text: &str, state: &State, markets: &Markets) -> (Plan, String) {
         topology_digest: Some(topology::digest(&topology)),
         refresh_only: false,
         renew: stageline_core::plan::Renew::Nothing,
-        watched: false,
+        watched: true,
         boot: None,
     };
     let plan = draft(&Draft {
@@ -152,7 +152,7 @@ fn parts(text: &str, count: u32, markets: &Markets) -> io::Result<()> {
         topology_digest: None,
         refresh_only: false,
         renew: stageline_core::plan::Renew::Nothing,
-        watched: false,
+        watched: true,
         boot: None,
     };
     let (state, observed) = (State::default(), Observed::default());

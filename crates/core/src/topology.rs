@@ -317,6 +317,9 @@ pub struct Lease {
     /// No command may end them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub protect: bool,
+    /// They may be rented although nobody ends them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unguarded: bool,
     /// Narrows every offer's requirement.
     pub requirement: Requirement,
     /// Narrows every offer's price.

@@ -163,6 +163,8 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     spend::account(&mut money, input);
     let over = limits::check(&drafting.rows, &input.options.limits, &money);
     drafting.faults.extend(over);
+    let unguarded = limits::unguarded(&drafting.rows, &leases, input);
+    drafting.faults.extend(unguarded);
     if !drafting.faults.is_empty() {
         return Err(drafting.faults);
     }

@@ -28,6 +28,8 @@ pub struct Desired {
     pub topology: Name,
     /// What each resource should be.
     pub specs: BTreeMap<Address, Spec>,
+    /// Tables of leases that may be rented although nobody ends them. It is said of the renting, and no part of a machine.
+    pub unguarded: BTreeSet<Name>,
 }
 
 impl Desired {
@@ -36,6 +38,7 @@ impl Desired {
         Self {
             topology,
             specs: BTreeMap::new(),
+            unguarded: BTreeSet::new(),
         }
     }
 
@@ -129,6 +132,9 @@ pub fn expand_within(
     }
     for (name, lease) in &topology.leases {
         expansion.leases(name, lease);
+        if lease.unguarded {
+            expansion.desired.unguarded.insert(name.clone());
+        }
     }
     expansion.deliveries();
     let Expansion {

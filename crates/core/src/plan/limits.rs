@@ -15,7 +15,7 @@ use crate::shared::Shared;
 use crate::state::{Recorded, Seen};
 use crate::topology::{Limits, Requote};
 use crate::unit::{MicroDollars, Millis};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Money and choice of one lease; none when it is ended.
 pub(super) fn terms(
@@ -82,10 +82,7 @@ fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_
     let limited = spec.is_some_and(|spec| {
         spec.idle_timeout != Millis::NEVER || spec.max_lifetime != Millis::NEVER
     });
-    let itself = |provider: &Name| {
-        let market = input.markets.get(provider);
-        market.is_some_and(|market| market.self_destroy)
-    };
+    let itself = |provider: &Name| ends_itself(provider, input);
     let all = match (kept, spec) {
         (Some(receipt), _) => itself(&receipt.provider),
         (None, Some(spec)) => spec.terms.iter().all(|terms| itself(&terms.provider)),
@@ -96,6 +93,88 @@ fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_
         (false, true) => EndsBy::Watcher,
         (false, false) => EndsBy::Nobody,
     }
+}
+
+/// What would be rented although nobody ends it, a table once. Machines that are held, or may be there already, go on.
+pub(super) fn unguarded(
+    rows: &[Row<'_>],
+    leases: &BTreeMap<LeaseId, LeaseTerms>,
+    input: &Draft<'_>,
+) -> Vec<Diagnostic> {
+    let mut tables: BTreeMap<&Name, (&LeaseSpec, u32, MicroDollars)> = BTreeMap::new();
+    for row in rows {
+        let (Address::Lease(id), Some(Spec::Lease(spec))) = (&row.address, row.desired) else {
+            continue;
+        };
+        let rents = match row.verdict {
+            Verdict::Create => row.recorded.is_none(),
+            Verdict::Replace => true,
+            Verdict::Update | Verdict::Delete | Verdict::Keep => false,
+        };
+        let nobody = |terms: &&LeaseTerms| terms.ends == EndsBy::Nobody;
+        let meant = input.desired.unguarded.contains(&id.name) || unbilled(spec, input);
+        let Some(terms) = leases.get(id).filter(nobody).filter(|_| rents && !meant) else {
+            continue;
+        };
+        let (_, count, price) = tables
+            .entry(&id.name)
+            .or_insert((spec, 0, MicroDollars::ZERO));
+        *count += 1;
+        *price = price.saturating_add(terms.price_per_hour);
+    }
+    let fault = |(name, (spec, count, price))| ends_by_nobody(name, spec, count, price, input);
+    tables.into_iter().map(fault).collect()
+}
+
+fn ends_by_nobody(
+    name: &Name,
+    spec: &LeaseSpec,
+    count: u32,
+    price: MicroDollars,
+    input: &Draft<'_>,
+) -> Diagnostic {
+    let machines = match count {
+        1 => "1 machine".to_owned(),
+        count => format!("{count} machines"),
+    };
+    let cannot: BTreeSet<&Name> = spec
+        .terms
+        .iter()
+        .map(|terms| &terms.provider)
+        .filter(|provider| !ends_itself(provider, input))
+        .collect();
+    let cannot: Vec<String> = cannot.iter().map(|name| format!("`{name}`")).collect();
+    let why = if cannot.is_empty() {
+        "they have no limits by which they would end themselves".to_owned()
+    } else {
+        format!(
+            "machines of provider {} do not end themselves",
+            cannot.join(", ")
+        )
+    };
+    let message = format!(
+        "lease.{name}: {machines} for {price}/h would be rented, and nobody would end them while you are away: no watcher \
+         runs, and {why}"
+    );
+    Diagnostic::error("plan/unguarded", message).hint(format!(
+        "let `stageline watch` run on a computer that is always on; or take offers whose machines end themselves by their \
+         limits; or say that you will end them: `unguarded = true` in [lease.{name}]"
+    ))
+}
+
+/// Whether its prices are for rehearsals only.
+fn unbilled(spec: &LeaseSpec, input: &Draft<'_>) -> bool {
+    let mut terms = spec.terms.iter();
+    terms.all(|terms| {
+        let market = input.markets.get(&terms.provider);
+        market.is_some_and(|market| market.unbilled)
+    })
+}
+
+/// Whether machines of this provider can end themselves.
+fn ends_itself(provider: &Name, input: &Draft<'_>) -> bool {
+    let market = input.markets.get(provider);
+    market.is_some_and(|market| market.self_destroy)
 }
 
 /// Whether a fresh quote may be taken at all.

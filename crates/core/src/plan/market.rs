@@ -23,6 +23,8 @@ pub struct Market {
     pub kind: String,
     /// Its machines cost nothing.
     pub free: bool,
+    /// Nobody is billed for its machines, whatever their price says: it is for rehearsals.
+    pub unbilled: bool,
     /// Its machines can end themselves by their limits.
     pub self_destroy: bool,
     /// What it quotes; a cause when it could not be asked or not be trusted.

@@ -48,6 +48,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| lease(table, &scope));
     total_count(&fields, &leases);
+    super::rented::ends(&fields, limits.max_spend, &providers, &offers, &leases);
     let pipelines = named(&fields, "pipeline", |table| {
         super::stages::pipeline(table, &scope)
     });
@@ -309,8 +310,8 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
         agent,
         requirement: terms.requirement,
         max_price_per_hour: terms.max_price_per_hour,
-        idle_timeout: terms.idle_timeout.unwrap_or(Millis::NEVER),
-        max_lifetime: terms.max_lifetime.unwrap_or(Millis::NEVER),
+        idle_timeout: terms.idle_timeout.unwrap_or(IDLE_TIMEOUT),
+        max_lifetime: terms.max_lifetime.unwrap_or(MAX_LIFETIME),
         acquire_timeout: terms.acquire_timeout,
         attempts: terms.attempts.unwrap_or(ATTEMPTS),
         requote: terms.requote.unwrap_or_default(),
@@ -329,8 +330,10 @@ struct Terms {
     requote: Option<Requote>,
 }
 
-/// As the definition of the key says; for a field that could not be read.
+/// As the definitions of the keys say; for a field that could not be read.
 const ATTEMPTS: u32 = 5;
+const IDLE_TIMEOUT: Millis = Millis::minutes(20);
+const MAX_LIFETIME: Millis = Millis::minutes(12 * 60);
 
 fn terms(fields: &Fields<'_>) -> Terms {
     Terms {
@@ -355,6 +358,7 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
     let count = fields.read("count", convert::integer);
     let disk = fields.read("disk", convert::size);
     let protect = fields.read("protect", convert::boolean);
+    let unguarded = fields.read("unguarded", convert::boolean);
     let wait_for_capacity = fields.read("wait_for_capacity", convert::duration);
     let gang = fields.read("gang", convert::boolean);
     let gang_timeout = fields.read("gang_timeout", convert::duration);
@@ -364,6 +368,7 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
         count: count.unwrap_or(1),
         disk: disk.unwrap_or(crate::resource::DISK),
         protect: protect.unwrap_or(false),
+        unguarded: unguarded.unwrap_or(false),
         requirement: terms.requirement,
         max_price_per_hour: terms.max_price_per_hour,
         idle_timeout: terms.idle_timeout,

@@ -201,6 +201,9 @@ pub(super) fn duration(field: Field<'_>) -> Option<Millis> {
         field.bad(message, Some(such_as(field)));
         return None;
     };
+    if span == Millis::NEVER && matches!(field.key.kind, Kind::Limit) {
+        return Some(span);
+    }
     if span == Millis::NEVER {
         let hint = format!("the longest is \"{DURATION_MAX}\"");
         field.bad(

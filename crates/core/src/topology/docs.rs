@@ -51,6 +51,7 @@ pub(super) fn tables_in(kind: &Kind) -> Vec<(&'static str, &'static TableDef)> {
         | Kind::Size { .. }
         | Kind::Money { .. }
         | Kind::Duration
+        | Kind::Limit
         | Kind::File
         | Kind::Url
         | Kind::StateUrl
@@ -87,6 +88,7 @@ pub(super) fn kind_text(kind: &Kind) -> String {
         Kind::Size { min_gib } => format!("a size: GiB, or a string such as \"512MiB\"; at least {min_gib} GiB"),
         Kind::Money { .. } => "US dollars, at most six decimals".to_owned(),
         Kind::Duration => "a duration such as \"90s\", \"20m\", \"1h30m\", \"3d\"; 1s to ten years".to_owned(),
+        Kind::Limit => "a duration such as \"90s\", \"20m\", \"1h30m\", \"3d\", 1s to ten years; or \"never\"".to_owned(),
         Kind::File => "a path".to_owned(),
         Kind::Url => "a URL, https:// or http://, without a password in it".to_owned(),
         Kind::StateUrl => "a folder, or s3://, gs:// or az:// with a bucket and a prefix".to_owned(),

@@ -11,7 +11,9 @@ mod serving;
 
 use elsewhere::{RELAY, STATE};
 use moving::{MOVED, REMOVED};
-use renting::{ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, REQUOTE, WAIT_FOR_CAPACITY};
+use renting::{
+    ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, REQUOTE, UNGUARDED, WAIT_FOR_CAPACITY,
+};
 pub(super) use serving::STAGES_MAX;
 use serving::{EXPOSURE, PIPELINE};
 
@@ -89,6 +91,8 @@ pub(super) enum Kind {
     Money { zero: bool },
     /// A span of time, from a second to ten years.
     Duration,
+    /// The same, or "never".
+    Limit,
     /// A file on the operator's computer, relative to the topology file.
     File,
     /// `http://` or `https://`, without credentials.
@@ -484,20 +488,21 @@ static AGENT_FETCH: TableDef = TableDef {
 
 const IDLE_TIMEOUT: Key = Key {
     name: "idle_timeout",
-    kind: Kind::Duration,
+    kind: Kind::Limit,
     need: Need::Default("20m"),
     change: Change::Update,
     doc: "A machine without work for this long is ended. Requests and tunnels in progress, deliveries and the time right \
-          after it became ready are work; status, logs and probes are not.",
+          after it became ready are work; status, logs and probes are not. `never` on a lease that costs money needs \
+          `limits.max_spend`.",
     example: "\"20m\"",
 };
 
 const MAX_LIFETIME: Key = Key {
     name: "max_lifetime",
-    kind: Kind::Duration,
+    kind: Kind::Limit,
     need: Need::Default("12h"),
     change: Change::Update,
-    doc: "A machine this old is ended.",
+    doc: "A machine this old is ended. `never` on a lease that costs money needs `limits.max_spend`.",
     example: "\"12h\"",
 };
 
@@ -572,6 +577,7 @@ static LEASE: TableDef = TableDef {
                   is refused. It holds as long as the state says so: set `false` and apply to lift it.",
             example: "true",
         },
+        UNGUARDED,
         narrowing(WHERE),
         narrowing(MAX_PRICE),
         narrowing(IDLE_TIMEOUT),

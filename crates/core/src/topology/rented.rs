@@ -1,11 +1,12 @@
-//! What only rented machines have: an image, and an agent that has to get there. Faults are told where they stand.
+//! What only rented machines have: an image, an agent that has to get there, and an end. Faults are told where they stand.
 
 use std::collections::BTreeMap;
 
 use super::read::Fields;
 use super::value::At;
-use super::{AgentSource, Cloud, Offer, Provider, ProviderKind};
+use super::{AgentSource, Cloud, Lease, Offer, Provider, ProviderKind};
 use crate::id::Name;
+use crate::unit::{MicroDollars, Millis};
 
 /// What only rented machines have.
 pub(super) fn check(
@@ -32,7 +33,7 @@ pub(super) fn check(
                 "`offer.{name}`: a machine on this computer is not rented and has no `{key}`"
             );
             root.fault(
-                place(root, name, key),
+                place(root, "offer", name, key),
                 "topology/conflict",
                 message,
                 format!("remove `{key}`, or take a provider of another kind"),
@@ -47,7 +48,7 @@ fn agent_comes_from(root: &Fields<'_>, name: &Name, offer: &Offer, cloud: Cloud)
         return;
     }
     let fault = |key, code, message: String, hint| {
-        root.fault(place(root, name, key), code, message, hint);
+        root.fault(place(root, "offer", name, key), code, message, hint);
     };
     if !cloud.takes_images() {
         let hint = "add `agent = { url = \"...\", sha256 = \"...\" }`";
@@ -93,11 +94,76 @@ pub(super) fn reached(root: &Fields<'_>, providers: &BTreeMap<Name, Provider>) {
     }
 }
 
-/// Where a key of an offer stands.
-fn place(root: &Fields<'_>, offer: &Name, key: &str) -> At {
-    let entry = root.table.entries.get("offer").and_then(|tables| {
-        let offer = tables.node.value.table()?.entries.get(offer.as_str())?;
-        offer.node.value.table()?.entries.get(key)
+/// Where a key of `[kind.NAME]` stands.
+fn place(root: &Fields<'_>, kind: &str, name: &Name, key: &str) -> At {
+    let entry = root.table.entries.get(kind).and_then(|tables| {
+        let table = tables.node.value.table()?.entries.get(name.as_str())?;
+        table.node.value.table()?.entries.get(key)
     });
     entry.map_or(root.at, |entry| entry.key_at)
+}
+
+/// A lease that costs money ends some day: by both of its limits, or by what the topology may spend.
+pub(super) fn ends(
+    root: &Fields<'_>,
+    max_spend: Option<MicroDollars>,
+    providers: &BTreeMap<Name, Provider>,
+    offers: &BTreeMap<Name, Offer>,
+    leases: &BTreeMap<Name, Lease>,
+) {
+    if max_spend.is_some() {
+        return;
+    }
+    for (name, lease) in leases {
+        let taken: Vec<(&Name, &Offer)> = lease
+            .offers
+            .iter()
+            .filter_map(|offer| Some((offer, offers.get(offer)?)))
+            .collect();
+        let costs = |offer: &Offer| {
+            let provider = providers.get(&offer.provider);
+            provider.is_some_and(|one| !matches!(one.kind, ProviderKind::Local { .. }))
+        };
+        if !taken.iter().any(|(_, offer)| costs(offer)) {
+            continue;
+        }
+        type Limit = (
+            &'static str,
+            Option<Millis>,
+            fn(&Offer) -> Millis,
+            &'static str,
+        );
+        let limits: [Limit; 2] = [
+            (
+                "idle_timeout",
+                lease.idle_timeout,
+                |o| o.idle_timeout,
+                "20m",
+            ),
+            (
+                "max_lifetime",
+                lease.max_lifetime,
+                |o| o.max_lifetime,
+                "12h",
+            ),
+        ];
+        for (key, own, of, example) in limits {
+            // The smallest holds.
+            let mut all = taken.iter().map(|(_, offer)| of(offer)).chain(own);
+            if !all.all(|limit| limit == Millis::NEVER) {
+                continue;
+            }
+            let at = match (own, taken.first()) {
+                (None, Some((offer, _))) => place(root, "offer", offer, key),
+                (Some(_), _) | (None, None) => place(root, "lease", name, key),
+            };
+            let message = format!(
+                "`lease.{name}` costs money: `{key} = \"never\"` is allowed only where `max_spend` bounds how much"
+            );
+            let hint = format!(
+                "set `max_spend` in [limits], or a limit here, such as `{key} = \"{example}\"`"
+            );
+            root.fault(at, "topology/never-ends", message, hint);
+        }
+    }
 }

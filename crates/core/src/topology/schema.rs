@@ -99,6 +99,12 @@ fn some(items: &Value) -> Value {
     json!({ "type": "array", "items": items, "minItems": 1 })
 }
 
+/// A span of time, or one of these words, each with a bar behind it.
+fn duration(words: &str, examples: &[&str]) -> Value {
+    let pattern = format!("^({words}([0-9]+(ms|s|m|h|d))+)$");
+    or_variable(&json!({ "type": "string", "pattern": pattern, "examples": examples }))
+}
+
 fn of_kind(kind: &Kind) -> Value {
     match kind {
         Kind::Version => json!({ "type": "integer", "const": 1 }),
@@ -124,9 +130,8 @@ fn of_kind(kind: &Kind) -> Value {
         }
         Kind::Size { min_gib } => size(*min_gib),
         Kind::Money { zero } => money(*zero),
-        Kind::Duration => or_variable(
-            &json!({ "type": "string", "pattern": "^([0-9]+(ms|s|m|h|d))+$", "examples": ["90s", "20m", "12h", "3d"] }),
-        ),
+        Kind::Duration => duration("", &["90s", "20m", "12h", "3d"]),
+        Kind::Limit => duration("never|", &["20m", "12h", "never"]),
         Kind::Url => {
             or_variable(&json!({ "type": "string", "pattern": r"^(https?://|\$\{|[^:]*\$\{)" }))
         }

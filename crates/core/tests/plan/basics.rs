@@ -33,7 +33,7 @@ pub fn options(mode: Mode) -> Options {
         },
         topology_digest: None,
         refresh_only: false,
-        watched: false,
+        watched: true,
         renew: Renew::Nothing,
         boot: None,
     }
@@ -127,6 +127,7 @@ pub fn machines(count: u32) -> Topology {
         count,
         disk: stageline_core::resource::DISK,
         protect: false,
+        unguarded: false,
         requirement: Requirement::default(),
         max_price_per_hour: None,
         idle_timeout: None,

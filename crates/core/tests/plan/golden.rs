@@ -5,7 +5,7 @@
 //! leaves nothing to do; the empty topology ends everything.
 //!
 //! ```text
-//! market NAME free|paid QUOTE PRICE one|N [FACT=VALUE ...]    one more quote of a provider
+//! market NAME free|paid|itself|rehearsed QUOTE PRICE one|N [FACT=VALUE ...]    one more quote of a provider
 //! market NAME blind MESSAGE                                   its account cannot be seen
 //! apply FILE [dies N [acting]]      plan and carry out; die after N steps, or while step N acts
 //! refuse ADDRESS MESSAGE            the step that acts is refused
@@ -15,7 +15,7 @@
 //! agent LEASE without ADDRESS | failed STAGE WHY | other ADDRESS
 //! unsee                             forget what was seen
 //! lapse LEASE idle|lifetime|spend ends|stays WHY    it is beyond a limit; its machine is released, or not yet
-//! watched                           a watcher's heartbeat is fresh
+//! unwatched                         there is no watcher
 //! renew [LEASE]                     leases that lapsed are rented again
 //! target|exclude|replace ADDRESS    options of the plan
 //! destroy | view full|summary | width N
@@ -106,6 +106,7 @@ impl Story<'_> {
                 let market = Market {
                     kind: "local".to_owned(),
                     free: false,
+                    unbilled: false,
                     self_destroy: false,
                     quotes: Err(cause(why)),
                 };
@@ -122,7 +123,8 @@ impl Story<'_> {
                     .or_insert_with(|| Market {
                         kind: "local".to_owned(),
                         free: *kind == "free",
-                        self_destroy: false,
+                        unbilled: *kind == "rehearsed",
+                        self_destroy: *kind == "itself",
                         quotes: Ok(Vec::new()),
                     });
                 let quotes = market.quotes.as_mut().expect("it can be seen");
@@ -137,7 +139,7 @@ impl Story<'_> {
             ["exclude", at] => self.options.excludes.push(address(at)),
             ["replace", at] => self.options.replace.push(address(at)),
             ["lapse", at, limit, how, why @ ..] => self.lapse(&lease(at), limit, how, why),
-            ["watched"] => self.options.watched = true,
+            ["unwatched"] => self.options.watched = false,
             ["renew"] => self.options.renew = Renew::All,
             ["renew", at] => self.options.renew = Renew::These(vec![address(at)]),
             ["unsee"] => self.observed = Observed::default(),

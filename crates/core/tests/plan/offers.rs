@@ -18,6 +18,7 @@ fn market(quotes: Vec<stageline_core::offer::Quote>) -> Markets {
     let market = Market {
         kind: "local".to_owned(),
         free: false,
+        unbilled: false,
         self_destroy: false,
         quotes: Ok(quotes),
     };

@@ -55,6 +55,7 @@ pub fn local(slots: u32) -> Markets {
     let market = Market {
         kind: "local".to_owned(),
         free: true,
+        unbilled: false,
         self_destroy: false,
         quotes: Ok(vec![quote("here", "this-computer", 0, Supply::Many(slots))]),
     };

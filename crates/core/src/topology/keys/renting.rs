@@ -41,6 +41,16 @@ pub(super) const REQUOTE: Key = Key {
     example: "\"never\"",
 };
 
+pub(super) const UNGUARDED: Key = Key {
+    name: "unguarded",
+    kind: Kind::Bool,
+    need: Need::Default("false"),
+    doc: "Whether its machines may be rented although nobody ends them while you are away: no watcher runs, and they do not \
+          end themselves. Without it such a plan is refused.",
+    example: "true",
+    ..KEY
+};
+
 pub(super) const WAIT_FOR_CAPACITY: Key = Key {
     name: "wait_for_capacity",
     kind: Kind::Duration,

@@ -1,0 +1,54 @@
+//! Machines that cost money, and who ends them while nobody looks: without anybody, nothing is rented.
+
+use std::time::{Duration, Instant};
+
+use stageline::sim::Kind;
+
+use super::desk::{Desk, NOBODY, finish};
+
+#[test]
+fn what_nobody_would_end_is_not_rented_and_what_is_held_is_kept() {
+    let desk = Desk::of(Kind::Lambda, vec![], 600, 1);
+    desk.edit(NOBODY, "");
+    for line in ["plan", "apply --auto-approve"] {
+        desk.run(line)
+            .exits(7)
+            .says("plan/unguarded")
+            .says("lease.node: 1 machine for $")
+            .says("no watcher runs, and machines of provider `lambda` do not end themselves")
+            .says("let `stageline watch` run on a computer that is always on")
+            .says("take offers whose machines end themselves")
+            .says("`unguarded = true` in [lease.node]");
+    }
+    desk.agrees(0);
+    // The first way out.
+    let mut watcher = desk.command("watch --every 300ms");
+    let mut watcher = watcher.spawn().expect("the binary is there");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !desk.path("state/demo/watcher.json").exists() {
+        assert!(Instant::now() < deadline, "no heartbeat");
+        #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    desk.run("apply --auto-approve")
+        .exits(0)
+        .says("the watcher ends it after 20m without work");
+    desk.agrees(1);
+    watcher.kill().expect("ours");
+    finish(watcher);
+    // What is held is kept, and one more is refused.
+    desk.run("plan --detailed-exitcode").exits(0);
+    desk.edit("count = 1", "count = 2");
+    desk.run("apply --auto-approve")
+        .exits(7)
+        .says("lease.node: 1 machine for $");
+    desk.agrees(1);
+    // The last way out.
+    desk.edit("count = 2", "count = 2\nunguarded = true");
+    desk.run("plan")
+        .exits(0)
+        .says("lease.node[1] create")
+        .says("nobody ends it while you are away: it bills until it is released");
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+}
