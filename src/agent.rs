@@ -31,12 +31,12 @@ mod work;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stageline_core::id::EndpointKey;
 use stageline_core::offer::Facts;
-use stageline_core::resource::Contact;
+use stageline_core::resource::{Contact, LeaseLimits};
 use stageline_core::unit::Millis;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OnceCell, mpsc};
@@ -93,6 +93,8 @@ struct Inner {
     stages: stages::Stages,
     exposures: exposures::Exposures,
     work: Arc<work::Work>,
+    /// Those that it keeps by itself; none where it does not end itself.
+    limits: Mutex<Option<LeaseLimits>>,
     /// To another relay.
     moves: mpsc::Sender<door::Move>,
     /// GPUs do not change while the agent runs, and asking for them is slow.
@@ -256,6 +258,7 @@ impl Inner {
                 folder.root().join("exposures.json"),
                 Arc::clone(&work),
             ),
+            limits: Mutex::new(config.own_end.as_ref().map(|own| own.limits)),
             config,
             folder,
             fabric,

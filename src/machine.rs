@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use stageline_core::id::{EndpointKey, Fingerprint, JournalNumber, LeaseId, Name, StageId};
 use stageline_core::offer::Facts;
 use stageline_core::resource::{
-    Contact, DeliverySpec, ExposureSpec, PipelineShare, PipelineSpec, StageSpec,
+    Contact, DeliverySpec, ExposureSpec, LeaseLimits, PipelineShare, PipelineSpec, StageSpec,
 };
 use stageline_core::unit::Millis;
 
@@ -204,6 +204,9 @@ pub trait Machines: Send + Sync {
 
     /// Takes no new request and returns when those in flight have ended, or after `timeout`.
     async fn drain(&self, target: &Target, timeout: Millis) -> Result<(), MachineError>;
+
+    /// Tells a machine that ends itself which limits it keeps from now on.
+    async fn limit(&self, target: &Target, limits: LeaseLimits) -> Result<(), MachineError>;
 
     /// The last `tail` bytes of an output, and what follows when `follow` is set.
     async fn logs(

@@ -4,6 +4,8 @@
 mod deliver;
 #[path = "agent/leased.rs"]
 mod leased;
+#[path = "agent/limits.rs"]
+mod limits;
 #[path = "agent/process.rs"]
 mod process;
 #[path = "agent/relay.rs"]

@@ -1,6 +1,7 @@
 //! A machine that ends itself: where its provider hands it a key that can do only that.
 //!
-//! What always holds: the limits are those that the machine was made with, and nobody has to be there for them to hold; idle
+//! What always holds: the limits are those that the machine was made with, until its operator says others, which are on disk
+//! before that is answered; nobody has to be there for them to hold; idle
 //! time and age are by the boot-time clock, age from the first start of an agent in this folder; requests end before the
 //! machine does; its end is asked for again until it comes. The key is read from the environment once, reaches no worker,
 //! and is sent to the place that the configuration names and to no other. What it refuses: to end anything else.
@@ -16,6 +17,7 @@ use stageline_core::unit::{Millis, Timestamp};
 use super::folder::{Config, Folder, FolderError};
 use super::{Inner, folder};
 use crate::ambient::{self, Clock};
+use crate::machine::control::{Refusal, Reply};
 use crate::machine::fetch;
 
 /// Between two looks.
@@ -45,7 +47,6 @@ pub struct OwnEnd {
 
 /// The means to do so.
 pub(super) struct Means {
-    limits: LeaseLimits,
     url: String,
     key: SecretString,
 }
@@ -82,7 +83,6 @@ impl Means {
             return None;
         }
         Some(Self {
-            limits: own.limits,
             url: own.url.replace("{id}", &id),
             key: key.into(),
         })
@@ -126,6 +126,36 @@ impl Born {
     }
 }
 
+impl Inner {
+    /// Those that hold now.
+    fn limits(&self) -> LeaseLimits {
+        let limits = self.limits.lock().expect("no holder panics");
+        limits.unwrap_or(LeaseLimits {
+            idle_timeout: Millis::NEVER,
+            max_lifetime: Millis::NEVER,
+        })
+    }
+
+    /// Keeps these limits from now on, and after a restart.
+    pub(super) fn keep_within(&self, limits: LeaseLimits) -> Result<Reply, Refusal> {
+        let Some(own) = &self.config.own_end else {
+            return Ok(Reply::Done);
+        };
+        let own = OwnEnd {
+            limits,
+            ..own.clone()
+        };
+        let config = Config {
+            own_end: Some(own),
+            ..self.config.clone()
+        };
+        folder::write_json(&self.folder.config(), &config).map_err(super::blobs::refusal)?;
+        *self.limits.lock().expect("no holder panics") = Some(limits);
+        tracing::info!(idle_timeout = %limits.idle_timeout, max_lifetime = %limits.max_lifetime, "other limits from now on");
+        Ok(Reply::Done)
+    }
+}
+
 /// Keeps the machine within its limits, and ends it.
 pub(super) async fn keep(agent: Arc<Inner>, means: Means, clock: Arc<dyn Clock>) {
     let born = match Born::of(&agent.folder, clock.as_ref()) {
@@ -135,11 +165,11 @@ pub(super) async fn keep(agent: Arc<Inner>, means: Means, clock: Arc<dyn Clock>)
             Born::now(clock.as_ref())
         }
     };
-    let LeaseLimits {
-        idle_timeout,
-        max_lifetime,
-    } = means.limits;
     let why = loop {
+        let LeaseLimits {
+            idle_timeout,
+            max_lifetime,
+        } = agent.limits();
         let (age, idle) = (born.age(clock.as_ref()), agent.idle());
         tracing::debug!(%age, %idle, "within its limits");
         if age.0 >= max_lifetime.0 {

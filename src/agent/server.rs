@@ -312,7 +312,8 @@ const fn delivers(request: &Request) -> bool {
         | Request::Check { .. }
         | Request::Stop { .. }
         | Request::Unexpose { .. }
-        | Request::Drain { .. } => false,
+        | Request::Drain { .. }
+        | Request::Limit { .. } => false,
     }
 }
 
@@ -381,6 +382,7 @@ impl Inner {
                 self.fabric.drain(longest).await;
                 Ok(Reply::Done)
             }
+            Request::Limit { limits } => self.keep_within(limits),
             // These two are answered where the stream is.
             Request::Blob { .. } | Request::Logs { .. } => Err(panicked()),
         }

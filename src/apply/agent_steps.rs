@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, Name, StageId};
+use stageline_core::id::{Address, Generation, LeaseId, Name, StageId};
 use stageline_core::resource::{
-    Cause, DeliveryReceipt, DeliverySpec, ExposureReceipt, ExposureSpec, FailureClass, Outcome,
-    PipelineReceipt, PipelineSpec, Receipt, Spec, StageReceipt, StageSpec, ViaSpec,
+    Cause, DeliveryReceipt, DeliverySpec, ExposureReceipt, ExposureSpec, FailureClass, LeaseLimits,
+    Outcome, PipelineReceipt, PipelineSpec, Receipt, Spec, StageReceipt, StageSpec, ViaSpec,
 };
 use stageline_core::topology::SecretRef;
 use stageline_core::unit::Millis;
@@ -233,6 +233,45 @@ impl<'a> Run<'a> {
             Ok(gone(done))
         })
         .await
+    }
+
+    /// What a lease is now. A machine that ends itself by its limits is told others before they are recorded.
+    pub(super) async fn record(&self, act: Act<'a>) -> Result<(), Stop> {
+        let spec = self.spec(&act.step.address)?;
+        let made = Made {
+            spec: Some(spec.clone()),
+            receipt: self.at_price_now(act),
+        };
+        let (Spec::Lease(wanted), Some(lease)) = (spec, act.step.address.lease()) else {
+            return self.done(act, made).await;
+        };
+        let limits = LeaseLimits::of(wanted);
+        let same = self.state(|state| state.limits_in_force(lease) == Some(limits));
+        if same || !self.ends_itself(lease, act.step.generation) {
+            return self.done(act, made).await;
+        }
+        self.protocol(act, |_| async move {
+            let machines = refuse!(self.machines());
+            let target = refuse!(self.target(lease));
+            let told = self.ask(|| machines.limit(&target, limits)).await?;
+            Ok(match told {
+                Ok(()) => Outcome::Done(made),
+                Err(cause) => Outcome::Refused(cause),
+            })
+        })
+        .await
+    }
+
+    /// Whether its machine ends itself, by what its provider declares.
+    fn ends_itself(&self, lease: &LeaseId, generation: Generation) -> bool {
+        let Some(held) = self.held(lease, generation) else {
+            return false;
+        };
+        let provider = self
+            .effects
+            .providers
+            .get(&held.provider, &held.provider_kind);
+        provider.is_ok_and(|provider| provider.traits().self_destroy)
     }
 
     /// Asks an agent until it answers, refuses, or is given up.

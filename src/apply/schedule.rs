@@ -237,13 +237,7 @@ async fn perform(run: &Run<'_>, act: Act<'_>) -> Result<(), Stop> {
         Verb::Expose => run.expose(act).await,
         Verb::Unexpose => run.unexpose(act).await,
         Verb::Forget => run.done(act, Made::default()).await,
-        Verb::Record => {
-            let made = Made {
-                spec: Some(run.spec(&act.step.address)?.clone()),
-                receipt: run.at_price_now(act),
-            };
-            run.done(act, made).await
-        }
+        Verb::Record => run.record(act).await,
     }
 }
 

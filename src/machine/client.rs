@@ -19,7 +19,7 @@ use futures::stream::{BoxStream, StreamExt as _};
 use iroh::endpoint::{Connection, RecvStream, SendStream};
 use secrecy::SecretString;
 use stageline_core::id::{LeaseId, Lineage, Name, StageId};
-use stageline_core::resource::{Contact, ExposureSpec, PipelineSpec, StageSpec};
+use stageline_core::resource::{Contact, ExposureSpec, LeaseLimits, PipelineSpec, StageSpec};
 use stageline_core::unit::Millis;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -378,6 +378,11 @@ impl Machines for AgentClient {
     async fn drain(&self, target: &Target, timeout: Millis) -> Result<(), MachineError> {
         let longest = timeout.duration();
         self.ask_done(target, Request::Drain { timeout }, longest, QUIETLY)
+            .await
+    }
+
+    async fn limit(&self, target: &Target, limits: LeaseLimits) -> Result<(), MachineError> {
+        self.ask_done(target, Request::Limit { limits }, GRACE, QUIETLY)
             .await
     }
 

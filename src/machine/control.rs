@@ -14,7 +14,7 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use stageline_core::id::{EndpointKey, Name, Sha256, StageId};
-use stageline_core::resource::{Contact, ExposureSpec, PipelineShare, StageSpec};
+use stageline_core::resource::{Contact, ExposureSpec, LeaseLimits, PipelineShare, StageSpec};
 use stageline_core::unit::{Bytes, Millis};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
@@ -206,6 +206,11 @@ pub enum Request {
     Drain {
         /// The longest wait.
         timeout: Millis,
+    },
+    /// Keeps other limits from now on, also after a restart; a machine that does not end itself has none to keep.
+    Limit {
+        /// All of them.
+        limits: LeaseLimits,
     },
     /// The last bytes of an output. Raw bytes follow the answer until the stream ends.
     Logs {

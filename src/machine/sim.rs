@@ -16,7 +16,7 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use secrecy::SecretString;
 use stageline_core::id::{EndpointKey, Fingerprint, JournalNumber, LeaseId, Name, StageId};
-use stageline_core::resource::{ExposureSpec, PipelineSpec, Spec, StageSpec, ViaSpec};
+use stageline_core::resource::{ExposureSpec, LeaseLimits, PipelineSpec, Spec, StageSpec, ViaSpec};
 use stageline_core::unit::Millis;
 
 use super::{
@@ -40,6 +40,8 @@ pub struct AgentState {
     pub draining: bool,
     /// For how long nothing counted as work; none is not told.
     pub idle: Option<Millis>,
+    /// The limits that it was told since its boot.
+    pub limits: Option<LeaseLimits>,
 }
 
 /// Our hands on all machines of a world.
@@ -313,6 +315,14 @@ impl Machines for SimMachines {
     async fn drain(&self, target: &Target, _timeout: Millis) -> Result<(), MachineError> {
         self.ask(target, Verb::Drain, "", |machine, _| {
             machine.agent.draining = true;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn limit(&self, target: &Target, limits: LeaseLimits) -> Result<(), MachineError> {
+        self.ask(target, Verb::Limit, "", |machine, _| {
+            machine.agent.limits = Some(limits);
             Ok(())
         })
         .await

@@ -64,6 +64,7 @@ fn step_of(point: &CallPoint, subject: &str) -> Option<(Address, StepVerb)> {
         | Verb::Account
         | Verb::Status
         | Verb::Drain
+        | Verb::Limit
         | Verb::AgentLogs => None,
     }
 }

@@ -46,6 +46,8 @@ pub enum Verb {
     Unexpose,
     /// Of an agent: no new requests.
     Drain,
+    /// Of an agent: other limits.
+    Limit,
     /// Of an agent: output.
     AgentLogs,
 }
