@@ -7,7 +7,7 @@
 //! nobody could talk to: the provider maps no UDP port, so it takes a relay.
 //!
 //! The API does not say whose key it is: an account is called by a fingerprint of the first key that rented on it, which each of its
-//! pods carries.
+//! pods carries. A pod ends itself by its limits, with the key that RunPod hands it for itself.
 
 mod boot;
 mod offer;
@@ -224,7 +224,7 @@ fn traits(api: &Api) -> Traits {
         // The pull of a large image included.
         acquire_timeout: scaled(Duration::from_secs(20 * 60)).max(Duration::from_secs(120)),
         bills_while_stopped: true,
-        self_destroy: false,
+        self_destroy: true,
         offers_are_one: false,
         free: false,
         rate: Duration::ZERO,
@@ -292,7 +292,9 @@ impl Provider for Runpod {
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
         let account = self.this_account().map_err(|fault| fault.cause);
         let body = self.reachable().and(account);
-        let body = body.and_then(|on| boot::body(&request, gigabytes(request.disk), &on));
+        let api = self.settings.url.as_deref().unwrap_or(URL);
+        let disk = gigabytes(request.disk);
+        let body = body.and_then(|on| boot::body(&request, disk, (&on, api)));
         let body = match body {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),

@@ -9,12 +9,13 @@ use std::process::Stdio;
 
 use stageline_core::offer::Facts;
 
+use super::Kind;
 use crate::agent::boot::Package;
 use crate::agent::folder::{self, Folder, MACHINE_DIR};
 use crate::agent::process::end_leftovers;
 use crate::ambient::{agent_environment, random};
 
-/// What the key that a machine is handed for itself begins with; its id follows.
+/// What the key that a machine is handed for itself begins with; its number follows.
 pub(super) const OWN_KEY: &str = "only-";
 
 /// The agent of a machine.
@@ -27,16 +28,18 @@ pub struct Agent {
 pub(super) struct Booter {
     root: PathBuf,
     program: Option<PathBuf>,
+    kind: Kind,
 }
 
 impl Booter {
-    pub(super) fn new(program: Option<PathBuf>) -> std::io::Result<Self> {
+    pub(super) fn new(program: Option<PathBuf>, kind: Kind) -> std::io::Result<Self> {
         let name = u64::from_be_bytes(random());
         let root = std::env::temp_dir().join(format!("stageline-sim-{name:016x}"));
         folder::make_dir(&root).map_err(std::io::Error::other)?;
         Ok(Self {
             root: root.canonicalize()?,
             program,
+            kind,
         })
     }
 
@@ -63,7 +66,7 @@ impl Booter {
             .env_clear()
             .envs(agent_environment())
             .env(MACHINE_DIR, &dir)
-            .envs(own_key(&package, id))
+            .envs(own_key(&package, self.kind, id))
             .current_dir(&dir)
             .stdin(Stdio::piped())
             .stdout(output.try_clone().ok()?)
@@ -82,11 +85,11 @@ impl Booter {
 }
 
 /// A machine that can end itself is handed its id and a key for that alone.
-fn own_key(package: &Package, id: u64) -> Vec<(String, String)> {
+fn own_key(package: &Package, kind: Kind, number: u64) -> Vec<(String, String)> {
     let own = package.config.own_end.iter();
     let pairs = own.flat_map(|own| {
-        let key = format!("{OWN_KEY}{id}");
-        [(own.id.clone(), id.to_string()), (own.key.clone(), key)]
+        let key = format!("{OWN_KEY}{number}");
+        [(own.id.clone(), kind.id(number)), (own.key.clone(), key)]
     });
     pairs.collect()
 }

@@ -2,7 +2,8 @@
 //!
 //! What always holds: what the API document does not allow is refused with 422, as the document says; requests of an account are counted
 //! together, and each answer says how many are left. What a real pod does not have, an address of its agent's UDP port, is told
-//! beside the ports that were asked for, so that a rehearsal needs no relay. Keys `NAME.anything` are keys of one account `NAME`.
+//! beside the ports that were asked for, so that a rehearsal needs no relay. Keys `NAME.anything` are keys of one account `NAME`;
+//! `only-NUMBER` is the key that a pod is handed for itself.
 
 mod account;
 mod catalogue;
@@ -13,6 +14,7 @@ mod schema;
 
 use serde_json::{Value, json};
 
+use super::boot::OWN_KEY;
 use super::serve::{Reply, Request};
 use super::world::World;
 
@@ -122,6 +124,9 @@ pub(super) fn answer(world: &World, request: &Request) -> Reply {
         };
         return no(401, why);
     };
+    if let Some(own) = key.strip_prefix(OWN_KEY) {
+        return pods::by_its_own_key(world, request, own);
+    }
     let account = key.split('.').next().unwrap_or(key);
     // Before it is counted: the answer says what is left after it.
     let limited = limited(world, account, endpoint(request));

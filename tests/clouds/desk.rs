@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A day of the simulator is two and a half minutes.
-const SPEED: u32 = 600;
+pub(super) const SPEED: u32 = 600;
 
 /// What a topology says of a cloud.
 struct Words {
@@ -47,7 +47,7 @@ image = "stageline/agent:1""#,
             key: "RUNPOD_API_KEY",
             offer: r#"where = "gpu=rtx_4090|rtx_3090, vram>=24"
 image = "stageline/agent:1""#,
-            guard: NOBODY,
+            guard: "",
         },
         Kind::Lambda => Words {
             provider: "lambda",

@@ -4,11 +4,20 @@ use std::time::{Duration, Instant};
 
 use stageline::sim::Kind;
 
-use super::desk::Desk;
+use super::desk::{Desk, SPEED};
 
 #[test]
 fn a_machine_whose_operator_is_gone_ends_itself_by_its_limit_and_stays_ended() {
-    let desk = Desk::new(Kind::Vastai, vec![]);
+    ends_itself(Kind::Vastai);
+}
+
+#[test]
+fn a_pod_whose_operator_is_gone_ends_itself_too() {
+    ends_itself(Kind::Runpod);
+}
+
+fn ends_itself(kind: Kind) {
+    let desk = Desk::new(kind, vec![]);
     desk.edit("image = ", "idle_timeout = \"8s\"\nimage = ");
     desk.run("plan")
         .exits(0)
@@ -37,4 +46,26 @@ fn a_machine_whose_operator_is_gone_ends_itself_by_its_limit_and_stays_ended() {
     assert_eq!(desk.there().len(), 1);
     desk.run("destroy --auto-approve").exits(0);
     desk.agrees(0);
+}
+
+/// The machine was rented with twenty minutes, and nobody else would end it.
+#[test]
+fn limits_that_are_changed_in_the_file_reach_a_machine_that_ends_itself() {
+    let desk = Desk::of(Kind::Vastai, vec![], SPEED, 1);
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    desk.edit("image = ", "idle_timeout = \"2s\"\nimage = ");
+    desk.run("apply --auto-approve")
+        .exits(0)
+        .says("its limits changed");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !desk.there().is_empty() {
+        assert!(Instant::now() < deadline, "it keeps the limits of its boot");
+        #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    desk.run("plan --detailed-exitcode")
+        .exits(2)
+        .says("lease.node[0]: ended by its idle_timeout");
+    desk.run("destroy --auto-approve").exits(0);
 }

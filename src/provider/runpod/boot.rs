@@ -6,10 +6,11 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
-use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::resource::{Cause, FailureClass, LeaseLimits};
 use stageline_core::topology::AgentSource;
 
 use super::offer::Choice;
+use crate::agent::OwnEnd;
 use crate::provider::CreateRequest;
 use crate::provider::http::{package, start_script};
 
@@ -22,8 +23,24 @@ const MARK: &str = "STAGELINE_REQUEST_KEY";
 /// Says which account the pod was rented on, to whoever lists it with another key.
 pub(super) const ACCOUNT: &str = "STAGELINE_ACCOUNT";
 
-/// The body of the create.
-pub(super) fn body(request: &CreateRequest, disk: u64, account: &str) -> Result<Value, Cause> {
+/// Each pod is handed its id and a key that is for this pod alone, so that it can end itself.
+fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
+    // What a simulator adds to its address is for the operator's side.
+    let base = api.split('#').next().unwrap_or(api);
+    OwnEnd {
+        limits,
+        url: format!("{}/v2/pods/{{id}}", base.trim_end_matches('/')),
+        id: "RUNPOD_POD_ID".to_owned(),
+        key: "RUNPOD_API_KEY".to_owned(),
+    }
+}
+
+/// The body of the create, for an account of the service at this address.
+pub(super) fn body(
+    request: &CreateRequest,
+    disk: u64,
+    (account, api): (&str, &str),
+) -> Result<Value, Cause> {
     let Some(choice) = Choice::parse(&request.quote.id.0) else {
         let message = format!("`{}` is no offer of this provider", request.quote.id);
         return Err(Cause::new(FailureClass::OfferGone, message));
@@ -45,7 +62,9 @@ pub(super) fn body(request: &CreateRequest, disk: u64, account: &str) -> Result<
     );
     asked("minRamPerGpu", asks.memory > 0, json!(asks.memory));
     asked("minVcpuCountPerGpu", asks.cpus > 0, json!(asks.cpus));
-    let mut env = package(&request.boot, None).environment();
+    let mut package = package(&request.boot, None);
+    package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
+    let mut env = package.environment();
     env.insert(MARK.to_owned(), request.request_key.as_str().to_owned());
     env.insert(ACCOUNT.to_owned(), account.to_owned());
     let places: Vec<&String> = choice.datacenter.iter().collect();

@@ -173,14 +173,32 @@ fn request(quote: &str, agent: Option<AgentSource>) -> CreateRequest {
     }
 }
 
+/// The account and the address of a create.
+const ON: (&str, &str) = ("key-1", "http://127.0.0.1:9/#speed=60");
+
+#[test]
+fn a_pod_is_told_its_limits_and_how_it_ends_itself() {
+    let mut request = request(&format!("1x {ID}/SECURE/EU-RO-1"), None);
+    request.boot.limits = Some(stageline_core::resource::LeaseLimits {
+        idle_timeout: stageline_core::unit::Millis::minutes(20),
+        max_lifetime: stageline_core::unit::Millis::NEVER,
+    });
+    let body = boot::body(&request, 40, ON).expect("a body");
+    let variable = |name: &str| Some(body["env"][name].as_str()?.to_owned());
+    let package = crate::agent::boot::Package::from_environment(variable);
+    let package = package.expect("whole").expect("there");
+    let own = package.config.own_end.expect("it can end itself");
+    assert_eq!(Some(own.limits), request.boot.limits);
+    assert_eq!(own.url, "http://127.0.0.1:9/v2/pods/{id}");
+    assert_eq!((&*own.id, &*own.key), ("RUNPOD_POD_ID", "RUNPOD_API_KEY"));
+    // The key is RunPod's to hand out: it is not in what we send.
+    assert!(body["env"].get("RUNPOD_API_KEY").is_none());
+}
+
 #[test]
 fn a_create_says_what_was_chosen_and_nothing_that_was_not_asked_for() {
-    let plain = boot::body(
-        &request(&format!("1x {ID}/SECURE/EU-RO-1"), None),
-        40,
-        "key-1",
-    )
-    .expect("a body");
+    let plain =
+        boot::body(&request(&format!("1x {ID}/SECURE/EU-RO-1"), None), 40, ON).expect("a body");
     assert_eq!(plain["gpu"], json!({ "id": ID, "count": 1 }));
     assert_eq!(plain["dataCenterIds"], json!(["EU-RO-1"]));
     assert_eq!(
@@ -194,14 +212,14 @@ fn a_create_says_what_was_chosen_and_nothing_that_was_not_asked_for() {
     );
     assert!(plain["env"]["STAGELINE_BOOT_0"].is_string() && plain.get("ports").is_none());
     let more = format!("2x {ID}/COMMUNITY/anywhere/cuda=12.4+12.8/memory=64/cpus=8");
-    let more = boot::body(&request(&more, None), 40, "key-1").expect("a body");
+    let more = boot::body(&request(&more, None), 40, ON).expect("a body");
     assert_eq!(
         more["gpu"],
         json!({ "id": ID, "count": 2, "allowedCudaVersions": ["12.4", "12.8"],
                 "minRamPerGpu": 64, "minVcpuCountPerGpu": 8 })
     );
     assert_eq!(more["dataCenterIds"], json!([]));
-    let foreign = boot::body(&request("7000425", None), 40, "key-1").expect_err("no offer of ours");
+    let foreign = boot::body(&request("7000425", None), 40, ON).expect_err("no offer of ours");
     assert_eq!(foreign.class, FailureClass::OfferGone);
 }
 

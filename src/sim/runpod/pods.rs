@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::machine::{Machine, Stand};
-use super::super::serve::{Reply, Way};
+use super::super::serve::{Reply, Request, Way};
 use super::super::world::World;
 use super::schema::{self, Rule, faults};
 use super::{dollars, done, id, invalid, no, number, oops, unknown, yes};
@@ -257,6 +257,22 @@ pub(super) fn end(world: &World, account: &str, id: &str) -> Reply {
         return oops();
     }
     done()
+}
+
+/// What the key that a pod is handed can do: end its own pod, and nothing else.
+pub(super) fn by_its_own_key(world: &World, request: &Request, own: &str) -> Reply {
+    let owner = own.parse().ok().and_then(|number: u64| {
+        let inner = world.lock();
+        Some((number, inner.machines.get(&number)?.account.clone()))
+    });
+    let Some((number, owner)) = owner else {
+        return no(401, "invalid token");
+    };
+    let id = id(number);
+    if request.method != axum::http::Method::DELETE || request.path != format!("/v2/pods/{id}") {
+        return no(403, "this key is for its own pod only");
+    }
+    end(world, &owner, &id)
 }
 
 const ACTION: &[Rule] = &[("action", |action| {
