@@ -4,6 +4,7 @@
 //! adapter knows nothing of plans, state or journals.
 
 mod account;
+pub mod command;
 pub mod http;
 pub mod lambda;
 pub mod local;
@@ -51,6 +52,9 @@ pub struct Traits {
     pub offers_are_one: bool,
     /// Machines cost nothing, so nobody needs to guard their end.
     pub free: bool,
+    /// It lists all machines of the account. Else it sees only those that were made from here: one that nothing records cannot be
+    /// seen, and one is gone when its release said so.
+    pub sees_account: bool,
     /// Least time between two requests to one endpoint; zero is no gate.
     pub rate: Duration,
     /// How long a machine may stay in a phase of its boot; a phase that is not here has the whole `acquire_timeout`.
@@ -140,6 +144,8 @@ pub struct CreateRequest {
     pub request_key: RequestKey,
     /// What is taken.
     pub quote: Quote,
+    /// What was asked for.
+    pub requirement: Requirement,
     /// Disk to ask for.
     pub disk: Bytes,
     /// What the machine runs; none is the provider's plain image.

@@ -72,6 +72,7 @@ impl<'a> Run<'a> {
         self.stamp(act, lease, &launch, requoted).await?;
         let request = CreateRequest {
             request_key: launch.request_key.clone(),
+            requirement: terms.requirement.clone(),
             quote,
             disk: spec.disk,
             image: terms.image.clone(),

@@ -23,6 +23,9 @@ pub(crate) struct Agent {
     /// Makes the folder out of the variables STAGELINE_BOOT_0.. when it is not there yet
     #[arg(long)]
     boot_env: bool,
+    /// Listens here instead of where the variables say, such as 127.0.0.1:0 for a free port of this computer
+    #[arg(long, value_name = "ADDR:PORT", requires = "boot_env")]
+    listen: Option<std::net::SocketAddr>,
     /// Ends when standard input does
     #[arg(long)]
     until_eof: bool,
@@ -62,10 +65,11 @@ impl Agent {
         let dir = self.dir.unwrap_or_default();
         if self.boot_env {
             let package = Package::from_environment(ambient::variable).map_err(Failure::user)?;
-            let package = package.ok_or_else(|| {
+            let mut package = package.ok_or_else(|| {
                 Failure::user("--boot-env is given and STAGELINE_BOOT_0 is not set")
                     .hint("they are handed to the machine when it is rented")
             })?;
+            package.config.listen = self.listen.or(package.config.listen);
             package
                 .unpack(&dir)
                 .map_err(|error| Failure::user(error.to_string()))?;

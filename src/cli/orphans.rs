@@ -57,7 +57,7 @@ struct Survey {
 
 impl Survey {
     fn is_blind(&self) -> bool {
-        self.listings.iter().any(|one| one.machines.is_err())
+        self.listings.iter().any(|one| !one.is_whole())
     }
 }
 

@@ -316,6 +316,7 @@ pub(crate) async fn proven(
         left = look().await?;
     }
     let given_up = given_up(&left, state, console);
+    by_word_only(providers, console);
     if left.is_empty() && state.is_empty() {
         console.say(&format!(
             "{}: 0 left at providers, verified at {:.0}; 0 items on platforms we do not control",
@@ -340,6 +341,18 @@ pub(crate) async fn proven(
     } else {
         Exit::Done
     })
+}
+
+/// Says whose machines are not proven gone by a listing of their provider's own.
+fn by_word_only(providers: &Providers, console: &Console) {
+    for (name, provider) in providers.named() {
+        if !provider.traits().sees_account {
+            console.line(&format!(
+                "provider `{name}` cannot list its machines: that those made from here are gone is the word of its `release`, and \
+                 others cannot be seen"
+            ));
+        }
+    }
 }
 
 /// Says which machines are left alone because they were taken out of the state. True when there are any.

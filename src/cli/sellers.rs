@@ -7,8 +7,8 @@ use std::sync::Arc;
 use stageline_core::id::{Address, Name};
 use stageline_core::resource::Account;
 use stageline_core::state::State;
-use stageline_core::topology::{Cloud, ProviderKind, SecretRef, Topology};
-use stageline_core::unit::MicroDollars;
+use stageline_core::topology::{Claims, Cloud, Programs, ProviderKind, SecretRef, Topology};
+use stageline_core::unit::{MicroDollars, Millis};
 
 use super::Failure;
 use super::keys::References;
@@ -17,6 +17,7 @@ use super::session::local;
 use crate::ambient::SharedClock;
 use crate::apply::{Providers, Secrets as _};
 use crate::provider::Provider;
+use crate::provider::command::{CommandProvider, CommandSettings};
 use crate::provider::http::CloudSettings;
 use crate::provider::lambda::Lambda;
 use crate::provider::local::{LocalProvider, Sight};
@@ -33,6 +34,9 @@ pub(crate) struct Sellers<'a> {
     pub folder: &'a Path,
     pub clock: &'a SharedClock,
 }
+
+/// How long a program of a table that is gone may take.
+const RECORDED_TIMEOUT: Millis = Millis::minutes(2);
 
 /// A provider of recorded machines: its table's name, its kind, and on which account, where there are accounts.
 type Recorded = BTreeMap<(Name, String), Option<Account>>;
@@ -63,10 +67,26 @@ impl Sellers<'_> {
                     let settings = self.settings(name, api_key, url.as_deref(), account);
                     made(*cloud, settings, ssh_key.clone())
                 }
+                ProviderKind::Command { programs, timeout } => {
+                    Arc::new(CommandProvider::new(CommandSettings {
+                        offers: self.claims(name),
+                        ..self.programs(name, programs, *timeout, account)
+                    }))
+                }
             };
             providers.insert(name.clone(), made);
         }
         for ((name, kind), account) in recorded {
+            let programs = account
+                .as_ref()
+                .and_then(|account| account.programs.clone());
+            if let Some(programs) =
+                programs.filter(|_| !declared.contains(&(name.clone(), kind.clone())))
+            {
+                let settings = self.programs(&name, &programs, RECORDED_TIMEOUT, account);
+                providers.insert_recorded(name, Arc::new(CommandProvider::new(settings)));
+                continue;
+            }
             let cloud = Cloud::ALL.into_iter().find(|cloud| cloud.as_str() == kind);
             let (Some(cloud), Some(account)) = (cloud, account) else {
                 continue;
@@ -99,6 +119,41 @@ impl Sellers<'_> {
             clock,
             sight.clone(),
         )))
+    }
+
+    /// What the offers of a provider claim.
+    fn claims(&self, provider: &Name) -> BTreeMap<Name, Claims> {
+        let offers = self
+            .topology
+            .into_iter()
+            .flat_map(|topology| &topology.offers);
+        let own = offers.filter(|(_, offer)| offer.provider == *provider);
+        own.map(|(name, offer)| (name.clone(), offer.claims.clone().unwrap_or_default()))
+            .collect()
+    }
+
+    /// A provider of programs that has no offers.
+    fn programs(
+        &self,
+        name: &Name,
+        programs: &Programs,
+        timeout: Millis,
+        account: Option<Account>,
+    ) -> CommandSettings {
+        let relay = self.topology.and_then(|topology| topology.relay.as_ref());
+        // The topology's, also where that is not read.
+        let folder = self.place.local.parent().unwrap_or(self.folder);
+        CommandSettings {
+            name: name.clone(),
+            programs: programs.clone(),
+            timeout: timeout.duration(),
+            offers: BTreeMap::new(),
+            folder: std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()),
+            records: self.place.folder().join("commands").join(name.as_str()),
+            account,
+            relay: relay.map(|relay| relay.url.clone()),
+            clock: self.clock.clone(),
+        }
     }
 
     /// A key that cannot be read makes a provider that sees nothing, and says why: what is on others goes on.

@@ -28,6 +28,13 @@ pub struct Listing {
     pub machines: Result<Vec<Machine>, Blind>,
 }
 
+impl Listing {
+    /// Whether it is all that there is: a provider may be silent, or see only what was made from here.
+    pub fn is_whole(&self) -> bool {
+        self.machines.is_ok() && self.provider.traits().sees_account
+    }
+}
+
 /// What is known of states when orphans are told from the rest.
 pub struct Known<'a> {
     /// The state of the topology that this is about.

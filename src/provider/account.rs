@@ -44,6 +44,7 @@ fn told(account: &Account) -> String {
         api_key,
         key_fingerprint,
         url,
+        programs: _,
     } = account;
     let at = url.as_ref().map(|url| format!(" at {url}"));
     let key = api_key.as_ref().map(|reference| {
@@ -75,6 +76,7 @@ mod tests {
             url: key
                 .is_none()
                 .then(|| format!("file://computer-{id}/machines")),
+            programs: None,
         }
     }
 

@@ -68,6 +68,7 @@ impl CloudSettings {
                 .as_ref()
                 .map_or_else(|_| String::new(), |key| fingerprint(key.expose_secret())),
             url: self.url.clone(),
+            programs: None,
         }
     }
 }

@@ -372,6 +372,7 @@ fn traits(api: &Api) -> Traits {
         self_destroy: false,
         offers_are_one: false,
         free: false,
+        sees_account: true,
         rate: Duration::ZERO,
         phases: vec![
             PhaseLimit {

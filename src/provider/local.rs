@@ -6,7 +6,7 @@
 
 mod folder;
 mod launch;
-mod process;
+pub(in crate::provider) mod process;
 mod release;
 #[cfg(test)]
 mod tests;
@@ -101,6 +101,7 @@ impl LocalProvider {
             self_destroy: false,
             offers_are_one: false,
             free: settings.price_per_hour == MicroDollars::ZERO,
+            sees_account: true,
             rate: Duration::ZERO,
             phases: Vec::new(),
         };
@@ -368,6 +369,7 @@ impl Provider for LocalProvider {
             api_key: None,
             key_fingerprint: String::new(),
             url: Some(format!("file://{}{root}", computer.name)),
+            programs: None,
         }))
     }
 

@@ -227,6 +227,7 @@ fn traits(api: &Api) -> Traits {
         self_destroy: true,
         offers_are_one: false,
         free: false,
+        sees_account: true,
         rate: Duration::ZERO,
         phases: vec![
             within(wire::PROVISIONING, 10),

@@ -299,6 +299,7 @@ fn account(id: &str) -> Account {
         api_key: None,
         key_fingerprint: String::new(),
         url: None,
+        programs: None,
     }
 }
 

@@ -95,6 +95,7 @@ impl Vastai {
             self_destroy: true,
             offers_are_one: true,
             free: false,
+            sees_account: true,
             rate: Duration::ZERO,
             phases: vec![
                 PhaseLimit {

@@ -40,6 +40,7 @@ async fn up(world: &World, provider: &LocalProvider) -> Machine {
     let (generation, attempt) = (Generation(1), Attempt(1));
     let request = CreateRequest {
         request_key: RequestKey::derive(&world.lineage, &address, generation, attempt),
+        requirement: stageline_core::offer::Requirement::default(),
         quote: quotes.expect("visible").remove(0),
         disk: Bytes::gib(1),
         image: None,

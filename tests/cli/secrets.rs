@@ -239,6 +239,76 @@ fn a_secret_that_others_can_read_is_refused() {
     world.destroy();
 }
 
+/// What `acquire` prints may be confidential, and what it is handed is: it is in one file that only its owner can read, and
+/// nowhere else.
+#[test]
+fn what_a_program_of_the_users_own_prints_and_is_handed_stays_there() {
+    const LINES: &[&str] = &[
+        "apply -vv --auto-approve",
+        "plan -vv --json",
+        "status --json",
+        "show --json",
+        "state pull",
+        "logs lease.node[0]",
+        "leases --json",
+        "orphans -vv --json",
+        "watch --once -vv --json",
+    ];
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = std::fs::read(root.join("examples/command/pool.sh")).expect("there");
+    let topology = std::fs::read_to_string(root.join("examples/command/topology.toml"));
+    let topology = topology.expect("there");
+    let topology = topology.replace("\"./pool.sh\", \"acquire\"", "\"sh\", \"acquire.sh\"");
+    let mut world = World::new(&topology);
+    world.write("pool.sh", script);
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(world.join("pool.sh"), mode).expect("set");
+    world.write("key.txt", KEY_BY_FILE);
+    world.write(
+        "acquire.sh",
+        "set -e\nline=$(./pool.sh acquire)\nprintf '%s, \"token\": \"%s\"}\\n' \"${line%?}\" \"$(cat key.txt)\"\nenv >&2\n",
+    );
+    let own = std::path::Path::new(env!("CARGO_BIN_EXE_stageline"));
+    let own = own.parent().expect("a folder").display();
+    world.set("PATH", &format!("{own}:/usr/local/bin:/usr/bin:/bin"));
+    let said: Vec<Ran> = LINES.iter().map(|line| world.run(line)).collect();
+    let processes = arguments();
+    let files = world.files();
+    world.destroy();
+    for ran in &said {
+        ran.exits(0);
+    }
+    let is_note = |path: &std::path::Path| path.to_string_lossy().contains("/commands/");
+    let is_key =
+        |path: &std::path::Path| path.ends_with("identity.key") || path.ends_with("agent.key");
+    let keys = files.iter().filter(|(path, _)| is_key(path));
+    let mut secrets: Vec<String> = keys
+        .map(|(_, bytes)| String::from_utf8_lossy(bytes).trim().to_owned())
+        .collect();
+    assert_eq!(secrets.len(), 3, "an identity and two agents");
+    // The package of an agent has its key in it, in base64.
+    secrets.push(KEY_BY_FILE.to_owned());
+    let noted = files.iter().filter(|(path, bytes)| {
+        is_note(path) && String::from_utf8_lossy(bytes).contains(KEY_BY_FILE)
+    });
+    assert_eq!(noted.count(), 2, "what is noted is for `release`");
+    for form in secrets.iter().flat_map(|secret| forms(secret)) {
+        for ran in &said {
+            let clean = !ran.out.contains(&form) && !ran.err.contains(&form);
+            assert!(clean, "{form} in:\n{ran}");
+        }
+        assert!(!processes.iter().any(|args| args.contains(&form)), "{form}");
+        for (path, bytes) in &files {
+            let token = form != secrets[0]
+                && is_note(path)
+                && path.extension().is_some_and(|it| it == "json");
+            let theirs = path.ends_with("key.txt") || is_key(path) || token;
+            let found = !theirs && String::from_utf8_lossy(bytes).contains(&form);
+            assert!(!found, "{form} in {}", path.display());
+        }
+    }
+}
+
 /// Fails when a secret is in an output, in the arguments of a process, or in a file that is not the user's own.
 fn search(world: &World, said: &[Ran]) {
     let processes = arguments();

@@ -40,6 +40,7 @@ fn request(quote: Quote, attempt: u32) -> CreateRequest {
     let key: RequestKey = format!("{PREFIX}g1a{attempt}").parse().expect("a key");
     CreateRequest {
         request_key: key,
+        requirement: stageline_core::offer::Requirement::default(),
         quote,
         disk: DISK,
         image: Some("img:1".to_owned()),

@@ -17,7 +17,7 @@ use crate::id::{
 };
 use crate::offer::{Facts, Place, QuoteId, Requirement};
 use crate::shared::Shared;
-use crate::topology::{AgentSource, Dtype, Layers, Requote, SecretRef, Serve};
+use crate::topology::{AgentSource, Dtype, Layers, Programs, Requote, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 pub use limits::LeaseLimits;
@@ -145,6 +145,9 @@ pub struct Account {
     /// Where the API is, when it is not the provider's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// The programs that are the provider, where it is one of the user's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub programs: Option<Box<Programs>>,
 }
 
 /// What must be present on a machine before its workers start.

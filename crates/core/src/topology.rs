@@ -6,6 +6,7 @@
 //! layers as the stages say is the planner's to check.
 
 mod build;
+mod commands;
 mod convert;
 mod digest;
 mod docs;
@@ -30,6 +31,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use commands::{Claims, OFFER_FIELD, Programs};
 pub use digest::digest;
 pub use docs::{explain, explain_hint, reference_markdown};
 pub use files::read;
@@ -185,6 +187,13 @@ pub enum ProviderKind {
         #[serde(skip_serializing_if = "Option::is_none")]
         ssh_key: Option<String>,
     },
+    /// Machines that programs of the user's own get and give back.
+    Command {
+        /// The programs.
+        programs: Programs,
+        /// How long each may take.
+        timeout: Millis,
+    },
 }
 
 /// The clouds that there are adapters for.
@@ -276,6 +285,7 @@ impl ProviderKind {
         match self {
             Self::Local { .. } => "local",
             Self::Cloud { cloud, .. } => cloud.as_str(),
+            Self::Command { .. } => "command",
         }
     }
 }
@@ -287,6 +297,9 @@ pub struct Offer {
     pub provider: Name,
     /// Which machines.
     pub requirement: Requirement,
+    /// What they are said to be, where the provider cannot tell by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claims: Option<Claims>,
     /// All in, one machine; none leaves it to `limits`.
     pub max_price_per_hour: Option<MicroDollars>,
     /// What a rented machine runs; none is the provider's plain image.

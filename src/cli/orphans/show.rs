@@ -11,6 +11,9 @@ use super::{Scene, Survey};
 use crate::observe::orphans::{Listing, Orphan, Whose};
 use crate::provider::MachineStatus;
 
+/// Said of a provider that cannot list its account.
+const ONLY_FROM_HERE: &str = "it lists only machines that were made from here, so that others that carry our mark may be there";
+
 /// The whole answer.
 #[derive(Serialize)]
 struct Document {
@@ -75,6 +78,12 @@ pub(super) fn tell(
         console.data(&text)?;
     }
     for listing in &survey.listings {
+        if listing.machines.is_ok() && !listing.is_whole() {
+            console.line(&format!(
+                "cannot see all of provider `{}`: {ONLY_FROM_HERE}",
+                listing.name
+            ));
+        }
         if let Err(blind) = &listing.machines {
             let hint = blind.cause.hint.as_ref();
             let hint = hint.map_or_else(String::new, |hint| format!(" ({hint})"));
@@ -110,7 +119,7 @@ pub(super) fn left_alone(survey: &Survey, release: bool, console: &Console) {
 }
 
 fn who_was_asked(survey: &Survey) -> String {
-    let asked = survey.listings.iter().filter(|one| one.machines.is_ok());
+    let asked = survey.listings.iter().filter(|one| one.is_whole());
     let asked: Vec<String> = asked
         .map(|listing| {
             // One without a key is this computer.
@@ -132,11 +141,10 @@ fn asked(listing: &Listing) -> Asked {
         kind: listing.provider.kind().to_owned(),
         account: listing.account.as_ref().map(|account| account.id.clone()),
         at: listing.at,
-        cannot_see: listing
-            .machines
-            .as_ref()
-            .err()
-            .map(|blind| blind.cause.message.clone()),
+        cannot_see: match &listing.machines {
+            Err(blind) => Some(blind.cause.message.clone()),
+            Ok(_) => (!listing.is_whole()).then(|| ONLY_FROM_HERE.to_owned()),
+        },
     }
 }
 

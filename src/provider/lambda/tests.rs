@@ -458,6 +458,7 @@ fn request(agent: Option<AgentSource>) -> CreateRequest {
     let quote = quotes(&types(&[(kind(json!({})), &["us-west-1"])])).remove(0);
     CreateRequest {
         request_key: "sl-00112233445566aa-0011aabb-g1a1".parse().expect("a key"),
+        requirement: stageline_core::offer::Requirement::default(),
         quote,
         disk: DISK,
         image: None,

@@ -16,12 +16,12 @@ use crate::agent::folder::MACHINE_DIR;
 
 /// One process, told from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct ProcessId {
+pub(in crate::provider) struct ProcessId {
     /// Its number.
-    pub(super) pid: i32,
+    pub(in crate::provider) pid: i32,
     /// When it started, in the kernel's own count; none where the system does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) started: Option<u64>,
+    pub(in crate::provider) started: Option<u64>,
 }
 
 /// What the system says of one process.
@@ -34,14 +34,14 @@ struct Seen {
 
 /// Every process that lives now, with the machine folder that it carries, if any.
 #[derive(Debug, Default)]
-pub(super) struct Processes {
+pub(in crate::provider) struct Processes {
     all: BTreeMap<i32, Seen>,
     carriers: BTreeMap<PathBuf, Vec<i32>>,
 }
 
 impl Processes {
     /// Looks at all processes.
-    pub(super) fn look() -> std::io::Result<Self> {
+    pub(in crate::provider) fn look() -> std::io::Result<Self> {
         system::look()
     }
 
@@ -67,7 +67,11 @@ impl Processes {
     }
 
     /// Every process of a machine: those that carry its folder, those that it names, and whatever they started.
-    pub(super) fn of_machine(&self, folder: &Path, named: &[ProcessId]) -> BTreeSet<ProcessId> {
+    pub(in crate::provider) fn of_machine(
+        &self,
+        folder: &Path,
+        named: &[ProcessId],
+    ) -> BTreeSet<ProcessId> {
         let spared = [1, i32::try_from(std::process::id()).unwrap_or(0)];
         let carriers = self.carriers.get(folder).into_iter().flatten().copied();
         let named = named.iter().filter(|id| self.lives(**id)).map(|id| id.pid);
@@ -92,7 +96,7 @@ impl Processes {
 }
 
 /// Sends a signal to exactly this process; gone is done.
-pub(super) fn signal(id: ProcessId, signal: Signal) -> std::io::Result<()> {
+pub(in crate::provider) fn signal(id: ProcessId, signal: Signal) -> std::io::Result<()> {
     let Some(pid) = Pid::from_raw(id.pid) else {
         return Ok(());
     };
@@ -103,13 +107,13 @@ pub(super) fn signal(id: ProcessId, signal: Signal) -> std::io::Result<()> {
 }
 
 /// The process with this number as it is now.
-pub(super) fn identify(pid: u32) -> Option<ProcessId> {
+pub(in crate::provider) fn identify(pid: u32) -> Option<ProcessId> {
     let pid = i32::try_from(pid).ok()?;
     system::identify(pid)
 }
 
 /// Tells one start of the computer from the next; empty where the system does not tell.
-pub(super) fn boot_id() -> String {
+pub(in crate::provider) fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
 }

@@ -132,6 +132,7 @@ fn request(attempt: u32) -> CreateRequest {
     let (generation, attempt) = (Generation(1), Attempt(attempt));
     CreateRequest {
         request_key: RequestKey::derive(&lineage, &address, generation, attempt),
+        requirement: stageline_core::offer::Requirement::default(),
         quote: Quote {
             provider: "here".parse().expect("a name"),
             id: QuoteId(QUOTE.to_owned()),

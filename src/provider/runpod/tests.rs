@@ -156,6 +156,7 @@ fn request(quote: &str, agent: Option<AgentSource>) -> CreateRequest {
     quote_of.id.0 = quote.to_owned();
     CreateRequest {
         request_key: "sl-00112233445566aa-0011aabb-g1a1".parse().expect("a key"),
+        requirement: stageline_core::offer::Requirement::default(),
         quote: quote_of,
         disk: Bytes::gib(40),
         image: None,

@@ -65,6 +65,7 @@ impl Case {
         let (generation, attempt) = (Generation(1), Attempt(attempt));
         CreateRequest {
             request_key: RequestKey::derive(&lineage, &address, generation, attempt),
+            requirement: stageline_core::offer::Requirement::default(),
             quote: Quote {
                 provider: self.provider.name.clone(),
                 id: QuoteId(quote.to_owned()),

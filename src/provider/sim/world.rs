@@ -61,6 +61,7 @@ impl AccountSpec {
                 self_destroy: false,
                 offers_are_one: false,
                 free: false,
+                sees_account: true,
                 rate: Duration::ZERO,
                 phases: Vec::new(),
             },

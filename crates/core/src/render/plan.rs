@@ -346,9 +346,16 @@ fn first_choice(choice: &Choice) -> String {
         Some(gpu) => format!(", {} x {}", facts.gpus.len(), gpu.model),
         None => String::new(),
     };
+    // What is not claimed is not said.
+    let machine = [facts.os.as_str(), facts.arch.as_str()].map(str::trim);
+    let machine: Vec<&str> = machine.into_iter().filter(|it| !it.is_empty()).collect();
+    let machine = match machine.is_empty() {
+        true => String::new(),
+        false => format!("{}, ", machine.join(" ")),
+    };
     format!(
-        "{} from provider {}, offer {}: {} {}, {} cpus, {}{gpus}",
-        quote.id, quote.provider, choice.offer, facts.os, facts.arch, facts.cpus, facts.memory
+        "{} from provider {}, offer {}: {machine}{} cpus, {}{gpus}",
+        quote.id, quote.provider, choice.offer, facts.cpus, facts.memory
     )
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::commands;
 use super::convert::{self, Declared};
 use super::keys::{Kind, ROOT, TableDef};
 use super::read::{Field, Fields, Reader};
@@ -43,8 +44,9 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
         None => None,
     };
     let providers = named(&fields, "provider", |table| provider(table));
-    let offers = named(&fields, "offer", |table| offer(table, &scope));
+    let mut offers = named(&fields, "offer", |table| offer(table, &scope));
     super::rented::check(&fields, &providers, &offers);
+    commands::offers(&fields, &providers, &mut offers);
     super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| lease(table, &scope));
     total_count(&fields, &leases);
@@ -230,12 +232,14 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     enum Which {
         Local,
         Cloud(Cloud),
+        Command,
     }
-    const KINDS: [Which; 4] = [
+    const KINDS: [Which; 5] = [
         Which::Local,
         Which::Cloud(Cloud::Vastai),
         Which::Cloud(Cloud::Lambda),
         Which::Cloud(Cloud::Runpod),
+        Which::Command,
     ];
     let which = fields.read("kind", |field| convert::choice(field, &KINDS));
     let slots = fields.read("slots", convert::integer);
@@ -245,9 +249,11 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     let api_key = fields.read("api_key", convert::secret);
     let url = fields.read("url", convert::url);
     let ssh_key = fields.read("ssh_key", convert::text);
+    let programs = commands::read(fields);
     let kind = match which? {
         Which::Local => {
             foreign(fields, "local", &["api_key", "url", "ssh_key"]);
+            foreign(fields, "local", &commands::KEYS);
             ProviderKind::Local {
                 slots,
                 price_per_hour,
@@ -255,6 +261,7 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
         }
         Which::Cloud(cloud) => {
             foreign(fields, cloud.as_str(), &["slots", "price_per_hour"]);
+            foreign(fields, cloud.as_str(), &commands::KEYS);
             if !cloud.wants_ssh_key() {
                 foreign(fields, cloud.as_str(), &["ssh_key"]);
             }
@@ -264,6 +271,11 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
                 url,
                 ssh_key,
             }
+        }
+        Which::Command => {
+            let others = ["slots", "price_per_hour", "api_key", "url", "ssh_key"];
+            foreign(fields, "command", &others);
+            commands::kind(fields, programs)?
         }
     };
     Some(Provider { kind })
@@ -305,7 +317,12 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
     let terms = terms(fields);
     let image = fields.read("image", convert::image);
     let agent = agent(fields);
+    let claims = match fields.get("claims") {
+        Some(field) => inside(fields, field, "claims").map(|claims| commands::claims(&claims)),
+        None => None,
+    };
     Some(Offer {
+        claims,
         image,
         agent,
         requirement: terms.requirement,

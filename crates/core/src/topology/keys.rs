@@ -6,11 +6,13 @@
 
 mod elsewhere;
 mod moving;
+mod provider;
 mod renting;
 mod serving;
 
 use elsewhere::{RELAY, STATE};
 use moving::{MOVED, REMOVED};
+use provider::{CLAIMS, PROVIDER};
 use renting::{
     ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, REQUOTE, UNGUARDED, WAIT_FOR_CAPACITY,
 };
@@ -346,82 +348,6 @@ static LIMITS: TableDef = TableDef {
 /// Most machines of one lease table, and of all of them: ten times the largest topology that is measured.
 pub(super) const COUNT_MAX: u32 = 100_000;
 
-/// The adapters that exist.
-pub(super) const PROVIDER_KINDS: &[Choice] = &[
-    (
-        "local",
-        "process trees on this computer; no account, no network",
-    ),
-    ("vastai", "machines of the marketplace vast.ai"),
-    ("lambda", "machines of Lambda Cloud"),
-    (
-        "runpod",
-        "pods of RunPod, by its API v2; they need a `[relay]`",
-    ),
-];
-
-static PROVIDER: TableDef = TableDef {
-    doc: "Who sells machines.",
-    keys: &[
-        Key {
-            name: "kind",
-            kind: Kind::Choice(PROVIDER_KINDS),
-            need: Need::Required,
-            change: Change::Words("replaces its leases"),
-            doc: "Which adapter.",
-            example: "\"local\"",
-        },
-        Key {
-            name: "slots",
-            kind: Kind::Integer {
-                min: 1,
-                max: 100_000,
-            },
-            need: Need::Optional("the number of cores"),
-            doc: "`local`: the most machines at once.",
-            example: "2",
-            ..KEY
-        },
-        Key {
-            name: "price_per_hour",
-            kind: Kind::Money { zero: true },
-            need: Need::Default("0"),
-            doc: "`local`: what a machine is said to cost, for rehearsals. 0 is free.",
-            example: "0.10",
-            ..KEY
-        },
-        Key {
-            name: "api_key",
-            kind: Kind::Secret,
-            need: Need::Optional(
-                "the provider's own environment variable: `VAST_API_KEY`, `LAMBDA_API_KEY`, `RUNPOD_API_KEY`",
-            ),
-            doc: "Clouds: the key of the account. Recorded by reference and fingerprint only, so that machines can be \
-                  ended when this table is gone.",
-            example: "{ env = \"VAST_API_KEY\" }",
-            ..KEY
-        },
-        Key {
-            name: "url",
-            kind: Kind::Url,
-            need: Need::Optional("the provider's own"),
-            doc: "Clouds: where the API is. A simulator (`stageline sim`) prints what to write here; `#speed=N` at its end says \
-                  that its clock runs N times as fast, and is taken on the loopback only.",
-            example: "\"http://127.0.0.1:8700\"",
-            ..KEY
-        },
-        Key {
-            name: "ssh_key",
-            kind: Kind::Text,
-            need: Need::Optional("the only one that the account has"),
-            doc: "`lambda`: the SSH key that machines are made with, by its name at the provider, which takes exactly one. Who \
-                  has it can log in; stageline itself does not.",
-            example: "\"laptop\"",
-            ..KEY
-        },
-    ],
-};
-
 const WHERE: Key = Key {
     name: "where",
     kind: Kind::Where,
@@ -526,6 +452,7 @@ static OFFER: TableDef = TableDef {
             example: "\"here\"",
         },
         WHERE,
+        CLAIMS,
         MAX_PRICE,
         IMAGE,
         AGENT,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::read::Fields;
 use super::value::At;
-use super::{AgentSource, Cloud, Lease, Offer, Provider, ProviderKind};
+use super::{AgentSource, Claims, Cloud, Lease, Offer, Provider, ProviderKind};
 use crate::id::Name;
 use crate::unit::{MicroDollars, Millis};
 
@@ -74,7 +74,8 @@ fn agent_comes_from(root: &Fields<'_>, name: &Name, offer: &Offer, cloud: Cloud)
 /// A machine that nobody could talk to is better not rented. A simulator's can be reached.
 pub(super) fn reached(root: &Fields<'_>, providers: &BTreeMap<Name, Provider>) {
     let reached = |kind: &ProviderKind| match kind {
-        ProviderKind::Local { .. } => true,
+        // One's own programs say how their machines are reached.
+        ProviderKind::Local { .. } | ProviderKind::Command { .. } => true,
         ProviderKind::Cloud { cloud, url, .. } => !cloud.needs_relay() || url.is_some(),
     };
     for (name, provider) in providers {
@@ -95,7 +96,7 @@ pub(super) fn reached(root: &Fields<'_>, providers: &BTreeMap<Name, Provider>) {
 }
 
 /// Where a key of `[kind.NAME]` stands.
-fn place(root: &Fields<'_>, kind: &str, name: &Name, key: &str) -> At {
+pub(super) fn place(root: &Fields<'_>, kind: &str, name: &Name, key: &str) -> At {
     let entry = root.table.entries.get(kind).and_then(|tables| {
         let table = tables.node.value.table()?.entries.get(name.as_str())?;
         table.node.value.table()?.entries.get(key)
@@ -122,7 +123,13 @@ pub(super) fn ends(
             .collect();
         let costs = |offer: &Offer| {
             let provider = providers.get(&offer.provider);
-            provider.is_some_and(|one| !matches!(one.kind, ProviderKind::Local { .. }))
+            provider.is_some_and(|one| match one.kind {
+                ProviderKind::Local { .. } => false,
+                ProviderKind::Cloud { .. } => true,
+                ProviderKind::Command { .. } => {
+                    !offer.claims.as_ref().is_some_and(Claims::are_free)
+                }
+            })
         };
         if !taken.iter().any(|(_, offer)| costs(offer)) {
             continue;

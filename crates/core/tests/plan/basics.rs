@@ -140,6 +140,7 @@ pub fn machines(count: u32) -> Topology {
         gang_timeout: None,
     };
     let offer = Offer {
+        claims: None,
         provider: name("here"),
         requirement: Requirement::default(),
         max_price_per_hour: None,

@@ -1,0 +1,210 @@
+//! Keys of providers, and what offers of one's own programs claim.
+//!
+//! Definitions alone, as all of [`super`].
+
+use super::{Change, Choice, KEY, Key, Kind, Need, TableDef};
+
+/// The adapters that exist.
+const PROVIDER_KINDS: &[Choice] = &[
+    (
+        "local",
+        "process trees on this computer; no account, no network",
+    ),
+    ("vastai", "machines of the marketplace vast.ai"),
+    ("lambda", "machines of Lambda Cloud"),
+    (
+        "runpod",
+        "pods of RunPod, by its API v2; they need a `[relay]`",
+    ),
+    (
+        "command",
+        "machines that programs of your own get and give back",
+    ),
+];
+
+pub(super) static PROVIDER: TableDef = TableDef {
+    doc: "Who sells machines.",
+    keys: &[
+        Key {
+            name: "kind",
+            kind: Kind::Choice(PROVIDER_KINDS),
+            need: Need::Required,
+            change: Change::Words("replaces its leases"),
+            doc: "Which adapter.",
+            example: "\"local\"",
+        },
+        Key {
+            name: "slots",
+            kind: Kind::Integer {
+                min: 1,
+                max: 100_000,
+            },
+            need: Need::Optional("the number of cores"),
+            doc: "`local`: the most machines at once.",
+            example: "2",
+            ..KEY
+        },
+        Key {
+            name: "price_per_hour",
+            kind: Kind::Money { zero: true },
+            need: Need::Default("0"),
+            doc: "`local`: what a machine is said to cost, for rehearsals. 0 is free.",
+            example: "0.10",
+            ..KEY
+        },
+        Key {
+            name: "api_key",
+            kind: Kind::Secret,
+            need: Need::Optional(
+                "the provider's own environment variable: `VAST_API_KEY`, `LAMBDA_API_KEY`, `RUNPOD_API_KEY`",
+            ),
+            doc: "Clouds: the key of the account. Recorded by reference and fingerprint only, so that machines can be \
+                  ended when this table is gone.",
+            example: "{ env = \"VAST_API_KEY\" }",
+            ..KEY
+        },
+        Key {
+            name: "url",
+            kind: Kind::Url,
+            need: Need::Optional("the provider's own"),
+            doc: "Clouds: where the API is. A simulator (`stageline sim`) prints what to write here; `#speed=N` at its end says \
+                  that its clock runs N times as fast, and is taken on the loopback only.",
+            example: "\"http://127.0.0.1:8700\"",
+            ..KEY
+        },
+        Key {
+            name: "ssh_key",
+            kind: Kind::Text,
+            need: Need::Optional("the only one that the account has"),
+            doc: "`lambda`: the SSH key that machines are made with, by its name at the provider, which takes exactly one. Who \
+                  has it can log in; stageline itself does not.",
+            example: "\"laptop\"",
+            ..KEY
+        },
+        Key {
+            name: "acquire",
+            kind: Kind::Argv,
+            need: Need::Optional("required by `command`"),
+            doc: "`command`: the program that gets a machine, with its arguments. A path starts at the topology's folder. The page on \
+                  providers of your own has the contract.",
+            example: "[\"./pool.sh\", \"acquire\"]",
+            ..KEY
+        },
+        Key {
+            name: "release",
+            kind: Kind::Argv,
+            need: Need::Optional("required by `command`"),
+            doc: "`command`: the program that gives a machine back; run until it succeeds, and twice does no harm.",
+            example: "[\"./pool.sh\", \"release\"]",
+            ..KEY
+        },
+        Key {
+            name: "list",
+            kind: Kind::Argv,
+            need: Need::Optional("what was got from here is all that is known"),
+            doc: "`command`: the program that prints every machine that there is. Without it nobody can see machines that no record \
+                  here has, and a machine counts as gone when `release` says so.",
+            example: "[\"./pool.sh\", \"list\"]",
+            ..KEY
+        },
+        Key {
+            name: "facts",
+            kind: Kind::Argv,
+            need: Need::Optional("what `claims` says"),
+            doc: "`command`: the program that prints what a machine of an offer is, in the words of `claims`, as JSON.",
+            example: "[\"./pool.sh\", \"facts\"]",
+            ..KEY
+        },
+        Key {
+            name: "price",
+            kind: Kind::Argv,
+            need: Need::Optional("`claims.price_per_hour`"),
+            doc: "`command`: the program that prints what a machine of an offer costs per hour now, in dollars.",
+            example: "[\"./pool.sh\", \"price\"]",
+            ..KEY
+        },
+        Key {
+            name: "timeout",
+            kind: Kind::Duration,
+            need: Need::Optional("2m"),
+            doc: "`command`: how long each program may take before it is ended. `acquire` ends when the machine exists, not when it is \
+                  ready.",
+            example: "\"5m\"",
+            ..KEY
+        },
+    ],
+};
+
+/// The claims of an offer of one's own programs.
+pub(super) const CLAIMS: Key = Key {
+    name: "claims",
+    kind: Kind::Table(&CLAIMED),
+    need: Need::Optional("required by offers of `command`, and by no other"),
+    doc: "`command`: what its machines are said to be, since nobody else can tell before one is there. `where` matches it, and what the \
+          machine is found to be is held against it. What is not said is matched by nothing.",
+    example: "{ cpus = 8, memory = 32, price_per_hour = 0.40 }",
+    ..KEY
+};
+
+static CLAIMED: TableDef = TableDef {
+    doc: "What the machines of an offer are said to be.",
+    keys: &[
+        claim("os", Kind::Text, "Operating system.", "\"linux\""),
+        claim("arch", Kind::Text, "Processor architecture.", "\"x86_64\""),
+        claim("cpus", COUNT, "Logical processors.", "8"),
+        claim("memory", SIZE, "Main memory.", "32"),
+        claim("disk", SIZE, "Disk.", "100"),
+        claim(
+            "gpu",
+            Kind::Text,
+            "Model of its GPUs, as `nvidia-smi` prints it.",
+            "\"NVIDIA GeForce RTX 4090\"",
+        ),
+        Key {
+            need: Need::Optional("1 where `gpu` is given, else 0"),
+            ..claim("gpus", GPUS, "How many GPUs.", "2")
+        },
+        claim("vram", SIZE, "Memory of each GPU.", "24"),
+        claim(
+            "region",
+            Kind::Text,
+            "Where it is, as `where` names regions.",
+            "\"EU\"",
+        ),
+        claim(
+            "tools",
+            Kind::Texts,
+            "Programs that are present.",
+            "[\"docker\"]",
+        ),
+        Key {
+            need: Need::Optional("required without the program `price`"),
+            ..claim(
+                "price_per_hour",
+                Kind::Money { zero: true },
+                "What a machine costs, all in. 0 is free: then nobody has to see to its end.",
+                "0.40",
+            )
+        },
+    ],
+};
+
+const COUNT: Kind = Kind::Integer {
+    min: 1,
+    max: 100_000,
+};
+
+const GPUS: Kind = Kind::Integer { min: 1, max: 64 };
+
+const SIZE: Kind = Kind::Size { min_gib: 1 };
+
+const fn claim(name: &'static str, kind: Kind, doc: &'static str, example: &'static str) -> Key {
+    Key {
+        name,
+        kind,
+        need: Need::Optional("nothing is claimed"),
+        change: Change::None,
+        doc,
+        example,
+    }
+}
