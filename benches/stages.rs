@@ -72,6 +72,7 @@ fn run(folder: &Path, arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_stageline"))
         .args(arguments)
         .current_dir(folder)
+        .env("STAGELINE_THREADS", "1")
         .stderr(Stdio::inherit())
         .output()
         .expect("the program runs");

@@ -403,12 +403,12 @@ impl Store {
         self.again(remove).await
     }
 
-    /// The numbers above `above` of the objects in a folder, in order, each with its size.
+    /// The numbers above `above` of the objects in a folder, in order.
     async fn numbers(
         &self,
         folder: &str,
         above: JournalNumber,
-    ) -> Result<Vec<(JournalNumber, u64)>, StoreError> {
+    ) -> Result<Vec<JournalNumber>, StoreError> {
         self.again(|| self.numbers_once(folder, above)).await
     }
 
@@ -416,28 +416,39 @@ impl Store {
         &self,
         folder: &str,
         above: JournalNumber,
-    ) -> Result<Vec<(JournalNumber, u64)>, StoreError> {
-        let mut found = Vec::new();
+    ) -> Result<Vec<JournalNumber>, StoreError> {
         let prefix = Path::from(folder);
-        let mut listed = self
-            .objects
-            .list_with_offset(Some(&prefix), &numbered(folder, above));
-        while let Some(meta) = self
-            .timely(0, listed.try_next())
-            .await
-            .map_err(|error| self.error(&format!("listing {folder}"), &error))?
-        {
-            let name = meta.location.filename().unwrap_or_default();
+        let mut found = Vec::new();
+        let mut take = |name: &str| {
             let number = name.strip_suffix(".json").and_then(|n| n.parse().ok());
             let Some(number) = number.map(JournalNumber) else {
-                continue;
+                return Ok(());
             };
-            if meta.location != numbered(folder, number) {
+            if name != file_name(number) {
                 let what = "its name is not the one that stageline gives; is it a copy?";
-                return Err(self.corrupt(&meta.location, what));
+                return Err(self.corrupt(&prefix.clone().join(name), what));
             }
             if number > above {
-                found.push((number, meta.size));
+                found.push(number);
+            }
+            Ok(())
+        };
+        if let Some(root) = self.folder() {
+            let names = local::names(root.join(folder)).await;
+            let names = names.map_err(|error| {
+                StoreError::of_io(&self.place, &format!("listing {folder}"), &error)
+            })?;
+            names.iter().try_for_each(|name| take(name))?;
+        } else {
+            let mut listed = self
+                .objects
+                .list_with_offset(Some(&prefix), &numbered(folder, above));
+            while let Some(meta) = self
+                .timely(0, listed.try_next())
+                .await
+                .map_err(|error| self.error(&format!("listing {folder}"), &error))?
+            {
+                take(meta.location.filename().unwrap_or_default())?;
             }
         }
         found.sort_unstable();
@@ -522,7 +533,11 @@ impl Store {
 
 /// `folder/N.json`, padded so that names sort as numbers.
 fn numbered(folder: &str, n: JournalNumber) -> Path {
-    Path::from(format!("{folder}/{:012}.json", n.0))
+    Path::from(format!("{folder}/{}", file_name(n)))
+}
+
+fn file_name(n: JournalNumber) -> String {
+    format!("{:012}.json", n.0)
 }
 
 fn failed(place: &str, doing: &str, error: &dyn fmt::Display) -> StoreError {

@@ -11,6 +11,8 @@ use std::time::Duration;
 use stageline_core::offer::{Facts, Gpu};
 use stageline_core::unit::Bytes;
 
+use crate::ambient;
+
 /// A driver that hangs must not hang the agent; a healthy `nvidia-smi` takes under two seconds even with eight GPUs.
 const NVIDIA_SMI_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -146,6 +148,12 @@ pub async fn gpus() -> Gpus {
 }
 
 async fn nvidia_smi(args: &[&str]) -> Option<String> {
+    // To look costs less than a process that finds nothing.
+    let path = ambient::variable("PATH").unwrap_or_default();
+    let mut folders = std::env::split_paths(&path);
+    if !path.is_empty() && !folders.any(|folder| folder.join("nvidia-smi").exists()) {
+        return None;
+    }
     let run = tokio::process::Command::new("nvidia-smi")
         .args(args)
         .stdin(Stdio::null())

@@ -313,9 +313,44 @@ impl<'a> Run<'a> {
 
     /// Why this launch would break a cap: everything that is not proven gone counts, a try at its ceiling.
     fn no_room(&self, lease: &LeaseId, launch: &Launch) -> Option<Cause> {
+        let leaving = self.state(|state| {
+            let own = state.resources.get(&Address::Lease(lease.clone()));
+            let attempts = own.into_iter().flat_map(|own| own.attempts.values());
+            attempts.filter(|open| open.leaving.is_some()).count()
+        });
+        if leaving > 1 {
+            // The plan says what may run at once: one that fails beside its successor.
+            let message =
+                format!("{lease}: {leaving} machines that failed are not proven gone yet");
+            return Some(
+                Cause::new(FailureClass::Money, message)
+                    .hint("`stageline destroy` or the next apply goes on releasing them"),
+            );
+        }
+        let (total, most) = (self.options.max_total_per_hour, self.options.max_leases);
+        if total.is_none() && most.is_none() {
+            return None;
+        }
+        let (sum, machines) = self.with_it(lease, launch);
+        if let Some(cap) = total.filter(|cap| sum > *cap) {
+            let message = format!("{lease}: all machines together could cost {sum} per hour");
+            return Some(Cause::new(FailureClass::Money, message).hint(format!(
+                "limits.max_total_per_hour is {cap}; raise it, or ask less"
+            )));
+        }
+        let cap = most.filter(|cap| machines > *cap as usize)?;
+        let message = format!("{lease}: with it there would be {machines} machines at once");
+        Some(
+            Cause::new(FailureClass::Money, message)
+                .hint(format!("limits.max_leases is {cap}; raise it, or ask less")),
+        )
+    }
+
+    /// What all machines could cost per hour with this launch, and how many they could be. Each resource is looked at.
+    fn with_it(&self, lease: &LeaseId, launch: &Launch) -> (MicroDollars, usize) {
         let reserving = self.reserving.borrow();
         let own = (lease.clone(), launch.attempt);
-        let (sum, machines, leaving) = self.state(|state| {
+        self.state(|state| {
             let open = |(lease, attempt): &(LeaseId, Attempt)| {
                 let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
                 recorded.attempts.get(attempt)
@@ -333,39 +368,9 @@ impl<'a> Run<'a> {
             }
             let recorded = state.resources.values();
             machines += recorded.map(|recorded| recorded.machines()).sum::<usize>();
-            let own = state.resources.get(&Address::Lease(lease.clone()));
-            let attempts = own.into_iter().flat_map(|own| own.attempts.values());
-            let leaving = attempts.filter(|open| open.leaving.is_some()).count();
-            (
-                MicroDollars(sum.saturating_add(launch.reservation.0)),
-                machines,
-                leaving,
-            )
-        });
-        if leaving > 1 {
-            // The plan says what may run at once: one that fails beside its successor.
-            let message =
-                format!("{lease}: {leaving} machines that failed are not proven gone yet");
-            return Some(
-                Cause::new(FailureClass::Money, message)
-                    .hint("`stageline destroy` or the next apply goes on releasing them"),
-            );
-        }
-        if let Some(cap) = self.options.max_total_per_hour.filter(|cap| sum > *cap) {
-            let message = format!("{lease}: all machines together could cost {sum} per hour");
-            return Some(Cause::new(FailureClass::Money, message).hint(format!(
-                "limits.max_total_per_hour is {cap}; raise it, or ask less"
-            )));
-        }
-        let cap = self
-            .options
-            .max_leases
-            .filter(|cap| machines > *cap as usize)?;
-        let message = format!("{lease}: with it there would be {machines} machines at once");
-        Some(
-            Cause::new(FailureClass::Money, message)
-                .hint(format!("limits.max_leases is {cap}; raise it, or ask less")),
-        )
+            let sum = sum.saturating_add(launch.reservation.0);
+            (MicroDollars(sum), machines)
+        })
     }
 
     /// Whether a machine is on its way out that counts until it is proven gone.

@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
             address: act.step.address.clone(),
             generation: act.step.generation,
             verb: act.step.verb,
-            launch,
+            launch: launch.map(Box::new),
             on: self.on(act.step),
             at: self.effects.clock.now(),
         };

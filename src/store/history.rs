@@ -17,8 +17,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`] when they cannot be listed.
     pub async fn snapshots(&self) -> Result<Vec<JournalNumber>, StoreError> {
-        let numbers = self.numbers(SNAPSHOT, JournalNumber(0)).await?;
-        Ok(numbers.into_iter().map(|(n, _)| n).collect())
+        self.numbers(SNAPSHOT, JournalNumber(0)).await
     }
 
     /// The state as of an entry; none when the store does not reach back so far, or has no such entry yet.
@@ -38,7 +37,9 @@ impl Store {
             let Some(bytes) = self.get(&path, ENTRY_MAX).await? else {
                 return Ok(None);
             };
-            loaded.follow(self, next, &bytes)?;
+            loaded
+                .follow(next, &bytes)
+                .map_err(|wrong| self.not_next(next, wrong))?;
         }
         Ok(Some(loaded.state))
     }
@@ -74,7 +75,7 @@ impl Store {
         &self,
     ) -> Result<Vec<(JournalNumber, Result<(Entry, bytes::Bytes), StoreError>)>, StoreError> {
         let numbers = self.numbers(JOURNAL, JournalNumber(0)).await?;
-        let read = futures::stream::iter(numbers).map(|(n, _)| async move {
+        let read = futures::stream::iter(numbers).map(|n| async move {
             let path: Path = numbered(JOURNAL, n);
             let entry = async {
                 let bytes = self.get(&path, ENTRY_MAX).await?;

@@ -8,7 +8,7 @@ use stageline_core::journal::{Entry, EntryError};
 use stageline_core::state::State;
 
 use super::{ENTRY_MAX, JOURNAL, READABLE, SNAPSHOT, SNAPSHOT_MAX, Store, StoreError};
-use super::{local, numbered, snapshot};
+use super::{file_name, local, numbered, snapshot};
 
 /// How often reading starts again because a snapshot appeared meanwhile. Snapshots are a MiB of journal apart, so a
 /// second time is already rare.
@@ -17,11 +17,9 @@ const RESTARTS_MAX: u32 = 8;
 /// Entries that are fetched at once.
 const FETCHES: usize = 16;
 
-/// Entries of a folder that are held at once before they are folded.
-const CHUNK: usize = 256;
-
-/// What reading one more object costs beyond its bytes, in bytes: so that many small entries are also snapshotted.
-pub(super) const ENTRY_WEIGHT: u64 = 128;
+/// What reading one more object costs beyond its bytes, in bytes: so that many small entries are also snapshotted. On a
+/// disk it costs as much time as 400 bytes; more snapshots would cost more than they save.
+pub(super) const ENTRY_WEIGHT: u64 = 256;
 
 /// The state at a point of the journal.
 #[derive(Clone, Debug)]
@@ -42,6 +40,12 @@ pub struct Loaded {
 
 /// Why one attempt at reading failed: once more if a snapshot has appeared, else for good.
 struct Suspect(StoreError);
+
+/// Why bytes are not the next entry.
+pub(super) enum NotNext {
+    Unreadable(EntryError),
+    Wrong(String),
+}
 
 impl Store {
     /// The recorded state. Rule 2: what cannot be told is an error, never an empty state.
@@ -85,7 +89,7 @@ impl Store {
 
     async fn highest_snapshot(&self) -> Result<Option<JournalNumber>, StoreError> {
         let numbers = self.numbers(SNAPSHOT, JournalNumber(0)).await?;
-        Ok(numbers.last().map(|(n, _)| *n))
+        Ok(numbers.last().copied())
     }
 
     async fn read_above(&self, base: Option<JournalNumber>) -> Result<Loaded, Suspect> {
@@ -99,52 +103,60 @@ impl Store {
         if base.is_none() && entries.is_empty() {
             self.nothing_was_lost().await.map_err(Suspect)?;
         }
-        let mut loaded = start;
-        for entries in entries.chunks(CHUNK) {
-            let near = self.read_near(entries).await;
-            let numbers: Vec<_> = entries.iter().map(|(n, _)| *n).collect();
-            let mut fetched = futures::stream::iter(numbers.into_iter().zip(near))
-                .map(|(n, near)| async move {
-                    match near {
-                        Some(bytes) => (n, Ok(Some(bytes.into()))),
-                        None => (n, self.get(&numbered(JOURNAL, n), ENTRY_MAX).await),
-                    }
-                })
-                .buffered(FETCHES);
-            while let Some((n, bytes)) = fetched.next().await {
-                let path = numbered(JOURNAL, n);
-                let bytes = bytes
-                    .and_then(|bytes| {
-                        bytes.ok_or_else(|| self.corrupt(&path, "it was listed and is gone"))
-                    })
-                    .map_err(Suspect)?;
-                loaded.follow(self, n, &bytes).map_err(Suspect)?;
-            }
+        let (mut loaded, entries) = self.follow_near(start, entries).await.map_err(Suspect)?;
+        let mut fetched = futures::stream::iter(entries)
+            .map(|n| async move { (n, self.get(&numbered(JOURNAL, n), ENTRY_MAX).await) })
+            .buffered(FETCHES);
+        while let Some((n, bytes)) = fetched.next().await {
+            let bytes = bytes.map_err(Suspect)?.ok_or_else(|| {
+                Suspect(self.corrupt(&numbered(JOURNAL, n), "it was listed and is gone"))
+            })?;
+            loaded
+                .follow(n, &bytes)
+                .map_err(|wrong| Suspect(self.not_next(n, wrong)))?;
         }
         Ok(loaded)
     }
 
-    /// Entries of a folder on this computer, in one task: a task for each costs more than its file. None where a closer
-    /// look must tell what is wrong.
-    async fn read_near(&self, entries: &[(JournalNumber, u64)]) -> Vec<Option<Vec<u8>>> {
-        let Some(folder) = self.folder() else {
-            return vec![None; entries.len()];
+    /// Follows the entries of a folder on this computer, in one task: a task for each costs more than its file. Returns
+    /// also those that are left, from the first that a closer look must tell what is wrong with.
+    async fn follow_near(
+        &self,
+        mut loaded: Loaded,
+        mut entries: Vec<JournalNumber>,
+    ) -> Result<(Loaded, Vec<JournalNumber>), StoreError> {
+        let Some(root) = self.folder() else {
+            return Ok((loaded, entries));
         };
-        let files: Vec<_> = entries
-            .iter()
-            .map(|(n, size)| (folder.join(numbered(JOURNAL, *n).as_ref()), *size))
-            .collect();
-        let read = move || {
-            let small = files.iter().map(|(file, size)| {
-                let bytes = (*size <= ENTRY_MAX)
-                    .then(|| std::fs::read(file).ok())
-                    .flatten();
-                bytes.filter(|bytes| bytes.len() as u64 == *size)
-            });
-            small.collect()
+        let folder = root.join(JOURNAL);
+        let follow = move || {
+            let Ok(mut lines) = local::Lines::in_folder(&folder, ENTRY_MAX) else {
+                return Ok((loaded, entries));
+            };
+            let mut followed = 0;
+            for n in &entries {
+                let Ok(Some(line)) = lines.read(&file_name(*n)) else {
+                    break;
+                };
+                loaded.follow(*n, line).map_err(|wrong| (*n, wrong))?;
+                followed += 1;
+            }
+            entries.drain(..followed);
+            Ok((loaded, entries))
         };
-        let read = tokio::task::spawn_blocking(read).await;
-        read.unwrap_or_else(|_| vec![None; entries.len()])
+        let followed = tokio::task::spawn_blocking(follow).await;
+        followed
+            .expect("no entry makes the reader panic")
+            .map_err(|(n, wrong)| self.not_next(n, wrong))
+    }
+
+    /// Why an entry does not follow the one before it.
+    pub(super) fn not_next(&self, n: JournalNumber, wrong: NotNext) -> StoreError {
+        let path = numbered(JOURNAL, n);
+        match wrong {
+            NotNext::Unreadable(error) => self.unreadable(&path, error),
+            NotNext::Wrong(what) => self.corrupt(&path, what),
+        }
     }
 
     pub(super) async fn read_snapshot(
@@ -174,10 +186,10 @@ impl Store {
     fn contiguous(
         &self,
         above: JournalNumber,
-        entries: &[(JournalNumber, u64)],
+        entries: &[JournalNumber],
     ) -> Result<(), StoreError> {
         let mut expected = above.next();
-        for (n, _) in entries {
+        for n in entries {
             if *n != expected {
                 let what = format!("it is missing, but entry {n} is there");
                 return Err(self.corrupt(&numbered(JOURNAL, expected), what));
@@ -220,7 +232,7 @@ impl Store {
     pub async fn entries(&self) -> Result<Vec<Entry>, StoreError> {
         let numbers = self.numbers(JOURNAL, JournalNumber(0)).await?;
         futures::stream::iter(numbers)
-            .map(|(n, _)| async move {
+            .map(|n| async move {
                 let path = numbered(JOURNAL, n);
                 let bytes = self.get(&path, ENTRY_MAX).await?;
                 let bytes = bytes.ok_or_else(|| self.corrupt(&path, "it is gone"))?;
@@ -244,28 +256,22 @@ impl Loaded {
         }
     }
 
-    pub(super) fn follow(
-        &mut self,
-        store: &Store,
-        n: JournalNumber,
-        bytes: &[u8],
-    ) -> Result<(), StoreError> {
-        let path = numbered(JOURNAL, n);
-        let entry = Entry::decode(bytes).map_err(|error| store.unreadable(&path, error))?;
+    pub(super) fn follow(&mut self, n: JournalNumber, bytes: &[u8]) -> Result<(), NotNext> {
+        let wrong = |what| Err(NotNext::Wrong(what));
+        let entry = Entry::decode(bytes).map_err(NotNext::Unreadable)?;
         if entry.n != n {
-            return Err(store.corrupt(&path, format!("it is a copy of entry {}", entry.n)));
+            return wrong(format!("it is a copy of entry {}", entry.n));
         }
         if entry.prev != self.digest {
-            let what = format!(
+            return wrong(format!(
                 "it follows an entry with digest {}, but the entry before it has {}",
                 entry.prev.short(),
                 self.digest.short()
-            );
-            return Err(store.corrupt(&path, what));
+            ));
         }
-        self.state
-            .apply(&entry)
-            .map_err(|error| store.corrupt(&path, error.to_string()))?;
+        if let Err(error) = self.state.apply(&entry) {
+            return wrong(error.to_string());
+        }
         self.head = n;
         self.digest = Entry::digest(bytes);
         self.journal_bytes += bytes.len() as u64 + ENTRY_WEIGHT;

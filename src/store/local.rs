@@ -3,7 +3,8 @@
 //! Every put is synced, file and folder: `object_store` does that when told to. A reader makes nothing here.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
+use rustix::fs::{OFlags, openat};
 
 use super::{JOURNAL, Mode, PLANS, SNAPSHOT, StoreError};
 
@@ -86,6 +88,73 @@ pub(super) fn check(root: &Path) -> Result<(), StoreError> {
         }
     }
     Ok(())
+}
+
+/// The names of the files in a folder; none where there is no folder. Only names: a look at each file costs more than
+/// all of them together.
+pub(super) async fn names(folder: PathBuf) -> io::Result<Vec<String>> {
+    let look = move || {
+        let listed = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            listed => listed?,
+        };
+        let mut names = Vec::new();
+        for entry in listed {
+            let entry = entry?;
+            if let (Ok(name), false) =
+                (entry.file_name().into_string(), entry.file_type()?.is_dir())
+            {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    };
+    let looked = tokio::task::spawn_blocking(look).await;
+    looked.map_err(io::Error::other)?
+}
+
+/// Reads small files of one folder, one after the other, into the same place.
+pub(super) struct Lines {
+    folder: OwnedFd,
+    most: u64,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    /// None of them is longer than `most`.
+    pub(super) fn in_folder(folder: &Path, most: u64) -> io::Result<Self> {
+        Ok(Self {
+            folder: File::open(folder)?.into(),
+            most,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// A file that is one line; none if it is not, and a closer look must tell what it is. Its end is the line's end: it
+    /// need not be asked for.
+    pub(super) fn read(&mut self, name: &str) -> io::Result<Option<&[u8]>> {
+        const PIECE: usize = 16 << 10;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let mut file = File::from(openat(
+            &self.folder,
+            name,
+            flags,
+            rustix::fs::Mode::empty(),
+        )?);
+        let mut end = 0;
+        loop {
+            if self.buffer.len() < end + PIECE {
+                self.buffer.resize(end + PIECE, 0);
+            }
+            let more = file.read(&mut self.buffer[end..end + PIECE])?;
+            end += more;
+            if more < PIECE || end as u64 > self.most {
+                let line = &self.buffer[..end];
+                let whole = line.last() == Some(&b'\n') && end as u64 <= self.most;
+                return Ok(whole.then_some(line));
+            }
+        }
+    }
 }
 
 /// Makes a folder and all above it, durably.

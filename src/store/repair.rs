@@ -70,7 +70,8 @@ impl Store {
                 Err(unreadable) => Some(unreadable),
                 Ok((entry, bytes)) => {
                     let followed = if sound {
-                        base.follow(self, n, &bytes)
+                        let followed = base.follow(n, &bytes);
+                        followed.map_err(|wrong| self.not_next(n, wrong))
                     } else {
                         Ok(())
                     };

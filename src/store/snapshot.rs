@@ -56,12 +56,15 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Snapshot, EntryError> {
         return Err(EntryError::Torn { bytes: bytes.len() });
     }
     let invalid = |error: serde_json::Error| EntryError::Invalid(error.to_string());
-    match serde_json::from_slice::<Snapshot>(bytes) {
+    // Looked at once as a whole, and not text by text.
+    let text =
+        std::str::from_utf8(bytes).map_err(|error| EntryError::Invalid(error.to_string()))?;
+    match serde_json::from_str::<Snapshot>(text) {
         Ok(snapshot) if snapshot.format <= FORMAT => Ok(snapshot),
         Ok(newer) => Err(EntryError::Newer {
             found: newer.format,
         }),
-        Err(error) => match serde_json::from_slice::<Head>(bytes) {
+        Err(error) => match serde_json::from_str::<Head>(text) {
             Ok(head) if head.format > FORMAT => Err(EntryError::Newer { found: head.format }),
             Ok(_) | Err(_) => Err(invalid(error)),
         },
@@ -87,8 +90,8 @@ impl Store {
     /// Rule 9. Called only once snapshot `n` was read back.
     async fn clean(&self, n: JournalNumber) -> Result<(), StoreError> {
         let entries = self.numbers(JOURNAL, JournalNumber(0)).await?;
-        let entries = entries.into_iter().map(|(entry, _)| entry);
         let entries = entries
+            .into_iter()
             .take_while(|entry| *entry <= n)
             .map(|entry| numbered(JOURNAL, entry));
         let snapshots = self.numbers(SNAPSHOT, JournalNumber(0)).await?;
@@ -96,7 +99,7 @@ impl Store {
         let snapshots = snapshots
             .into_iter()
             .take(surplus)
-            .map(|(snapshot, _)| numbered(SNAPSHOT, snapshot));
+            .map(|snapshot| numbered(SNAPSHOT, snapshot));
         let needless: Vec<_> = entries.chain(snapshots).map(Ok).collect();
         let mut removed = self
             .objects

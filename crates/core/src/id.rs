@@ -2,6 +2,7 @@
 //!
 //! An identifier is parsed once, at the edge, and is valid from then on. All of them order and print deterministically.
 
+use std::cmp::Ordering;
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 mod short;
 
-use short::{Short, digit};
+use short::{Short, unhex};
 
 /// Why a text is not the identifier it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,16 +76,34 @@ macro_rules! read_as_text {
 /// The name of a table in the topology: `^[a-z][a-z0-9-]{0,23}$`.
 ///
 /// Held in place: there are a few in each address, receipt and quote.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
     /// Padded with zeros, so that the order is that of the text.
     bytes: [u8; Name::MAX],
     length: u8,
 }
 
+impl Ord for Name {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.words().cmp(&other.words())
+    }
+}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 impl Name {
     /// Longest name, in bytes.
     pub const MAX: usize = 24;
+
+    /// As numbers whose order is that of the text: maps by address are searched for each record.
+    fn words(&self) -> [u64; Self::MAX / 8] {
+        let (words, _) = self.bytes.as_chunks();
+        [0, 1, 2].map(|at| u64::from_be_bytes(words[at]))
+    }
 
     /// The text.
     pub fn as_str(&self) -> &str {
@@ -249,6 +268,12 @@ impl Address {
     }
 }
 
+/// The text before and behind an ASCII character: a search by bytes is the quickest in short texts.
+fn cut(text: &str, at: u8) -> Option<(&str, &str)> {
+    let at = text.bytes().position(|byte| byte == at)?;
+    Some((&text[..at], &text[at + 1..]))
+}
+
 impl FromStr for Address {
     type Err = IdError;
 
@@ -258,10 +283,8 @@ impl FromStr for Address {
                 "`{text}` is not an address such as lease.gpu[0]: {why}"
             ))
         };
-        let (kind, rest) = text
-            .split_once('.')
-            .ok_or_else(|| wrong("no kind before a dot"))?;
-        let (name, index) = match rest.split_once('[') {
+        let (kind, rest) = cut(text, b'.').ok_or_else(|| wrong("no kind before a dot"))?;
+        let (name, index) = match cut(rest, b'[') {
             None => (rest, None),
             Some((name, index)) => {
                 let index = index
@@ -327,12 +350,9 @@ macro_rules! hex_bytes {
                     return Err(wrong());
                 }
                 let mut bytes = [0; $len];
-                for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
-                    let high = digit(pair[0]).ok_or_else(wrong)?;
-                    let low = digit(pair[1]).ok_or_else(wrong)?;
-                    *byte = high << 4 | low;
-                }
-                Ok(Self(bytes))
+                unhex(text.as_bytes(), &mut bytes)
+                    .then_some(Self(bytes))
+                    .ok_or_else(wrong)
             }
         }
 
@@ -476,6 +496,9 @@ impl fmt::Display for MachineId {
 pub struct RequestKey(String);
 
 impl RequestKey {
+    /// How long [`RequestKey::prefix`] is.
+    const PREFIX: usize = "sl-".len() + 16 + "-".len() + 8 + "-".len();
+
     /// The key of one try.
     pub fn derive(
         lineage: &Lineage,
@@ -491,12 +514,15 @@ impl RequestKey {
     /// What all tries for one address have in common; `find` lists by it.
     pub fn prefix(lineage: &Lineage, address: &Address) -> String {
         let mut text = String::with_capacity(64);
-        text.push_str("sl-");
-        text.push_str(&lineage.short_text().as_str()[..16]);
-        text.push('-');
         let address = Fingerprint::of(address.short_text().as_str().as_bytes());
-        text.push_str(&address.short_text().as_str()[..8]);
-        text.push('-');
+        let mut short = Short::new();
+        short
+            .push("sl-")
+            .hex(&lineage.0[..8])
+            .push("-")
+            .hex(&address.0[..4])
+            .push("-");
+        text.push_str(short.as_str());
         text
     }
 
@@ -527,7 +553,7 @@ impl RequestKey {
     }
 
     fn parts(&self) -> Option<(Generation, Attempt)> {
-        let (generation, attempt) = self.0.rsplit_once("-g")?.1.split_once('a')?;
+        let (generation, attempt) = cut(self.0.get(Self::PREFIX..)?.strip_prefix('g')?, b'a')?;
         Some((
             Generation(generation.parse().ok()?),
             Attempt(attempt.parse().ok()?),
@@ -608,6 +634,46 @@ mod tests {
             all.iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["lease.gpu[2]", "lease.gpu[10]", "stage.a[0]"]
         );
+    }
+
+    #[test]
+    fn names_sort_as_their_text_does() {
+        let texts = [
+            "a",
+            "a-",
+            "a-b",
+            "a0",
+            "ab",
+            "abcdefgh",
+            "abcdefgh-",
+            "abcdefghi",
+            "b",
+        ];
+        let mut names: Vec<Name> = texts.map(|text| text.parse().expect(text)).to_vec();
+        names.reverse();
+        names.sort();
+        let mut sorted = texts;
+        sorted.sort_unstable();
+        assert_eq!(names.iter().map(Name::as_str).collect::<Vec<_>>(), sorted);
+    }
+
+    #[test]
+    fn digits_are_read_in_either_case_and_nothing_else_is() {
+        let nonce = Nonce([0xab; 16]);
+        for text in ["ab".repeat(16), "AB".repeat(16), "aB".repeat(16)] {
+            assert_eq!(text.parse(), Ok(nonce), "{text}");
+        }
+        for wrong in ["g", "G", "/", ":", "@", "`", " ", "\u{7f}"] {
+            for at in [0, 1, 30, 31] {
+                let mut text = "ab".repeat(16);
+                text.replace_range(at..=at, wrong);
+                assert!(text.parse::<Nonce>().is_err(), "{text}");
+            }
+        }
+        for length in [0, 31, 33, 64] {
+            assert!("a".repeat(length).parse::<Nonce>().is_err(), "{length}");
+        }
+        assert!("é".repeat(16).parse::<Nonce>().is_err());
     }
 
     #[test]

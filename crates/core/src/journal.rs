@@ -4,7 +4,7 @@
 //! belongs to, and its writer, so that a lost answer, a second writer and a missing entry can be told apart. Records
 //! are only ever added to this format; a change of meaning raises [`FORMAT`].
 
-mod brief;
+pub(crate) mod brief;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -49,10 +49,6 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(remote = "Self", rename_all = "kebab-case")]
 #[schemars(!remote, tag = "record")]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "records are written and folded one by one; hardly any are held"
-)]
 pub enum Record {
     /// The first record of a journal.
     Genesis {
@@ -92,7 +88,7 @@ pub enum Record {
         verb: Verb,
         /// For an acquire: the try.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        launch: Option<Launch>,
+        launch: Option<Box<Launch>>,
         /// On which machine, for what stands on one: known also when the outcome never came. Entries of before have none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         on: Option<LeaseId>,
@@ -412,9 +408,12 @@ impl Entry {
             return Err(EntryError::Torn { bytes: bytes.len() });
         }
         let invalid = |error: serde_json::Error| EntryError::Invalid(error.to_string());
-        serde_json::from_slice(bytes)
+        // Looked at once as a whole, and not text by text.
+        let text =
+            std::str::from_utf8(bytes).map_err(|error| EntryError::Invalid(error.to_string()))?;
+        serde_json::from_str(text)
             .or_else(|error| {
-                let head: Head = serde_json::from_slice(bytes).map_err(invalid)?;
+                let head: Head = serde_json::from_str(text).map_err(invalid)?;
                 Err(if head.format > FORMAT {
                     EntryError::Newer { found: head.format }
                 } else {

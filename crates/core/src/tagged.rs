@@ -73,34 +73,91 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Object<V> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<V::Value, A::Error> {
-        let mut before = Vec::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if key != self.tag {
-                before.push((key, map.next_value::<serde_json::Value>()?));
-                continue;
-            }
-            let variant: String = map.next_value()?;
-            if before.is_empty() {
-                return self.visitor.visit_enum(Variant { variant, map });
-            }
-            while let Some(pair) = map.next_entry()? {
-                before.push(pair);
-            }
-            let map = MapDeserializer::<_, serde_json::Error>::new(before.into_iter());
-            let read = self.visitor.visit_enum(Variant { variant, map });
-            return read.map_err(A::Error::custom);
+        match map.next_key_seed(Tag(self.tag))? {
+            None => Err(A::Error::missing_field(self.tag)),
+            Some(Key::Tag) => self.visitor.visit_enum(First(map)),
+            Some(Key::Other(key)) => self.visit_edited(key, map),
         }
-        Err(A::Error::missing_field(self.tag))
     }
 }
 
-/// The tag's value and the fields that are left.
-struct Variant<A> {
+impl<'de, V: Visitor<'de>> Object<V> {
+    /// The tag is not the first field: those before it are kept aside.
+    fn visit_edited<A: MapAccess<'de>>(
+        self,
+        first: String,
+        mut map: A,
+    ) -> Result<V::Value, A::Error> {
+        let mut fields: Vec<(String, serde_json::Value)> = vec![(first, map.next_value()?)];
+        let mut variant: Option<String> = None;
+        while let Some(key) = map.next_key::<String>()? {
+            if key == self.tag {
+                variant = Some(map.next_value()?);
+            } else {
+                fields.push((key, map.next_value()?));
+            }
+        }
+        let variant = variant.ok_or_else(|| A::Error::missing_field(self.tag))?;
+        let map = MapDeserializer::<_, serde_json::Error>::new(fields.into_iter());
+        let read = self.visitor.visit_enum(Edited { variant, map });
+        read.map_err(A::Error::custom)
+    }
+}
+
+/// Reads a key, and keeps it only if it is not the tag.
+struct Tag(&'static str);
+
+enum Key {
+    Tag,
+    Other(String),
+}
+
+impl<'de> DeserializeSeed<'de> for Tag {
+    type Value = Key;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Key, D::Error> {
+        deserializer.deserialize_identifier(self)
+    }
+}
+
+impl Visitor<'_> for Tag {
+    type Value = Key;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a field")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<Key, E> {
+        Ok(if key == self.0 {
+            Key::Tag
+        } else {
+            Key::Other(key.to_owned())
+        })
+    }
+}
+
+/// An object after the tag's key: its value is next, and the fields follow.
+struct First<A>(A);
+
+impl<'de, A: MapAccess<'de>> EnumAccess<'de> for First<A> {
+    type Error = A::Error;
+    type Variant = Fields<A>;
+
+    fn variant_seed<S: DeserializeSeed<'de>>(
+        mut self,
+        seed: S,
+    ) -> Result<(S::Value, Fields<A>), A::Error> {
+        Ok((self.0.next_value_seed(seed)?, Fields(self.0)))
+    }
+}
+
+/// The tag's value and all other fields.
+struct Edited<A> {
     variant: String,
     map: A,
 }
 
-impl<'de, A: MapAccess<'de>> EnumAccess<'de> for Variant<A> {
+impl<'de, A: MapAccess<'de>> EnumAccess<'de> for Edited<A> {
     type Error = A::Error;
     type Variant = Fields<A>;
 
@@ -269,5 +326,46 @@ impl<S: SerializeStruct> SerializeStructVariant for Written<S> {
 
     fn end(self) -> Result<S::Ok, S::Error> {
         self.0.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::journal::Record;
+
+    fn read(text: &str) -> Result<Record, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_tag_is_found_wherever_it_stands() {
+        let end = Record::End {
+            finished: true,
+            at: "1970-01-01T00:00:00Z".parse().expect("a time"),
+        };
+        for text in [
+            r#"{"record":"end","finished":true,"at":"1970-01-01T00:00:00Z"}"#,
+            r#"{"finished":true,"record":"end","at":"1970-01-01T00:00:00Z"}"#,
+            r#"{"finished":true,"at":"1970-01-01T00:00:00Z","record":"end"}"#,
+            "{\"\\u0072ecord\":\"end\",\"finished\":true,\"at\":\"1970-01-01T00:00:00Z\"}",
+            r#"{"record":"end","new":[{}],"finished":true,"at":"1970-01-01T00:00:00Z"}"#,
+        ] {
+            assert_eq!(read(text).as_ref(), Ok(&end), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_tag_or_an_unknown_one_is_refused() {
+        for (text, why) in [
+            ("{}", "missing field `record`"),
+            (r#"{"finished":true}"#, "missing field `record`"),
+            (r#"{"record":"ende","finished":true}"#, "unknown variant"),
+            (r#"{"finished":true,"record":"ende"}"#, "unknown variant"),
+            (r#"{"record":7}"#, "invalid type"),
+            ("[]", "an object with `record`"),
+        ] {
+            let refused = read(text).expect_err(text);
+            assert!(refused.contains(why), "{text}: {refused}");
+        }
     }
 }

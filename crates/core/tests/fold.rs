@@ -97,7 +97,7 @@ fn started(generation: u32, attempt: u32) -> Record {
         address: gpu(),
         generation: Generation(generation),
         verb: Verb::Acquire,
-        launch: Some(Launch {
+        launch: Some(Box::new(Launch {
             attempt: Attempt(attempt),
             request_key: key(generation, attempt),
             provider: name("vast"),
@@ -108,7 +108,7 @@ fn started(generation: u32, attempt: u32) -> Record {
             price_per_hour: PRICE,
             reservation: CEILING,
             limits: None,
-        }),
+        })),
         on: None,
         at: AT,
     }
@@ -550,7 +550,7 @@ fn gave_up(attempt: u32) -> Record {
     Record::GaveUp {
         address: gpu(),
         generation: Generation(1),
-        launch: Box::new(launch),
+        launch,
         cause: cause(),
         noted: true,
         at: AT,

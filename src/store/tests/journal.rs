@@ -39,12 +39,12 @@ async fn until(what: impl AsyncFn() -> bool) {
 
 async fn snapshots(store: &Store) -> Vec<u64> {
     let found = store.numbers(SNAPSHOT, JournalNumber(0)).await;
-    found.expect("a listing").iter().map(|(n, _)| n.0).collect()
+    found.expect("a listing").iter().map(|n| n.0).collect()
 }
 
 async fn entries(store: &Store) -> Vec<u64> {
     let found = store.numbers(JOURNAL, JournalNumber(0)).await;
-    found.expect("a listing").iter().map(|(n, _)| n.0).collect()
+    found.expect("a listing").iter().map(|n| n.0).collect()
 }
 
 #[tokio::test(start_paused = true)]

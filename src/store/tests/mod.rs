@@ -99,7 +99,7 @@ fn started(index: u32) -> Record {
 fn try_of(index: u32, attempt: Attempt) -> Record {
     let address = lease(index);
     Record::Started {
-        launch: Some(Launch {
+        launch: Some(Box::new(Launch {
             attempt,
             request_key: RequestKey::derive(&LINEAGE, &address, Generation(1), attempt),
             provider: name("vast"),
@@ -110,7 +110,7 @@ fn try_of(index: u32, attempt: Attempt) -> Record {
             price_per_hour: MicroDollars(100_000),
             reservation: MicroDollars(200_000),
             limits: None,
-        }),
+        })),
         on: None,
         address,
         generation: Generation(1),

@@ -56,12 +56,27 @@ impl Short {
     }
 }
 
-/// The value of one hexadecimal digit.
-pub(super) const fn digit(byte: u8) -> Option<u8> {
-    match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        b'A'..=b'F' => Some(byte - b'A' + 10),
-        _ => None,
+/// The values of hexadecimal digits; 0x80 for what is none.
+const VALUES: [u8; 256] = {
+    let mut values = [0x80; 256];
+    let mut digit = 0;
+    while digit < 16 {
+        let (lower, upper) = (b"0123456789abcdef", b"0123456789ABCDEF");
+        values[lower[digit as usize] as usize] = digit;
+        values[upper[digit as usize] as usize] = digit;
+        digit += 1;
     }
+    values
+};
+
+/// Reads two digits for each byte, and tells whether that is what they are.
+pub(super) fn unhex(text: &[u8], bytes: &mut [u8]) -> bool {
+    let mut seen = 0;
+    let (pairs, _) = text.as_chunks::<2>();
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        let (high, low) = (VALUES[usize::from(*high)], VALUES[usize::from(*low)]);
+        seen |= high | low;
+        *byte = high << 4 | low;
+    }
+    seen < 0x80
 }

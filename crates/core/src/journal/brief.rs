@@ -71,6 +71,14 @@ pub struct ReadyBriefly {
     pub contact: Contact,
 }
 
+/// What is new in a receipt.
+pub(crate) enum Made {
+    /// All of it.
+    Receipt(Box<LeaseReceipt>),
+    /// That the machine in the recorded one is ready.
+    Ready(LeaseReady),
+}
+
 /// The record in few words, if it can be said so. `known` has what is recorded right before it; `sibling` is a lease
 /// that may have the same spec and the same facts.
 pub fn shorten<'s>(
@@ -183,34 +191,54 @@ impl Brief {
         &self,
         known: impl Fn(&Address) -> Option<&'s Recorded>,
     ) -> Result<Record, &'static str> {
-        let spec = match &self.spec_of {
-            Some(other) => {
-                let spec = spec_of(known(other));
-                Some(spec.ok_or("it names the spec of a lease that has none")?)
+        let own = known(&self.address);
+        let (spec, made) = self.outcome(own, &known)?;
+        let receipt = match made {
+            Made::Receipt(receipt) => receipt,
+            Made::Ready(ready) => {
+                let held = receipt_of(own);
+                let held = held.ok_or("a machine that nobody recorded became ready")?;
+                Box::new(LeaseReceipt {
+                    ready: Some(ready),
+                    ..held.clone()
+                })
             }
-            None => self.spec.as_ref(),
-        };
-        let receipt = match &self.ready {
-            Some(ready) => self.made_ready(ready, &known)?,
-            None => self.made(&known)?,
         };
         Ok(Record::Done {
             address: self.address.clone(),
             generation: self.generation,
             verb: self.verb,
             step: self.step,
-            spec: spec.map(|spec| Box::new(Spec::Lease(spec.clone()))),
-            receipt: Some(Box::new(Receipt::Lease(Box::new(receipt)))),
+            spec: spec.map(Box::new),
+            receipt: Some(Box::new(Receipt::Lease(receipt))),
             at: self.at,
         })
     }
 
-    fn made<'s>(
+    /// The spec in that record, and what is new in its receipt. `own` is what is recorded at its address.
+    pub(crate) fn outcome<'s>(
         &self,
+        own: Option<&'s Recorded>,
         known: impl Fn(&Address) -> Option<&'s Recorded>,
-    ) -> Result<LeaseReceipt, &'static str> {
+    ) -> Result<(Option<Spec>, Made), &'static str> {
+        let spec = match &self.spec_of {
+            Some(other) => {
+                let itself = *other == self.address;
+                let spec = spec_of(if itself { own } else { known(other) });
+                Some(spec.ok_or("it names the spec of a lease that has none")?)
+            }
+            None => self.spec.as_ref(),
+        };
+        let made = match &self.ready {
+            Some(ready) => Made::Ready(ready.whole(&known)?),
+            None => Made::Receipt(Box::new(self.made(own)?)),
+        };
+        Ok((spec.map(|spec| Spec::Lease(spec.clone())), made))
+    }
+
+    fn made(&self, own: Option<&Recorded>) -> Result<LeaseReceipt, &'static str> {
         let attempt = self.attempt.ok_or("it names no try")?;
-        let open = known(&self.address).and_then(|own| own.attempts.get(&attempt));
+        let open = own.and_then(|own| own.attempts.get(&attempt));
         let launch = &open.ok_or("it names a try that is not open")?.launch;
         Ok(LeaseReceipt {
             provider: launch.provider.clone(),
@@ -226,27 +254,23 @@ impl Brief {
             ready: None,
         })
     }
+}
 
-    fn made_ready<'s>(
+impl ReadyBriefly {
+    fn whole<'s>(
         &self,
-        ready: &ReadyBriefly,
         known: impl Fn(&Address) -> Option<&'s Recorded>,
-    ) -> Result<LeaseReceipt, &'static str> {
-        let held = receipt_of(known(&self.address));
-        let held = held.ok_or("a machine that nobody recorded became ready")?;
-        let facts = match &ready.facts_of {
+    ) -> Result<LeaseReady, &'static str> {
+        let facts = match &self.facts_of {
             Some(other) => {
                 facts_of(known(other)).ok_or("it names the facts of a lease that has none")?
             }
-            None => ready.facts.as_ref().ok_or("it has no facts")?,
+            None => self.facts.as_ref().ok_or("it has no facts")?,
         };
-        Ok(LeaseReceipt {
-            ready: Some(LeaseReady {
-                facts: facts.clone(),
-                endpoint: ready.endpoint,
-                contact: ready.contact.clone(),
-            }),
-            ..held.clone()
+        Ok(LeaseReady {
+            facts: facts.clone(),
+            endpoint: self.endpoint,
+            contact: self.contact.clone(),
         })
     }
 }

@@ -7,6 +7,7 @@ use crate::diagnostic::Diagnostic;
 use crate::id::LeaseId;
 use crate::state::{Edit, State};
 use crate::topology::Topology;
+use crate::unit::Timestamp;
 
 /// The edits that the file asks for and that are not done yet.
 ///
@@ -50,6 +51,8 @@ pub fn edits(topology: &Topology, state: &State) -> Result<Vec<Edit>, Vec<Diagno
             });
         }
     }
-    state.after(&edits).map_err(refused)?;
+    state
+        .edited(&edits, Timestamp::UNIX_EPOCH)
+        .map_err(refused)?;
     Ok(edits)
 }

@@ -7,10 +7,9 @@ use jiff::SignedDuration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::State;
-use crate::id::{LeaseId, Name};
+use super::{Recorded, State};
+use crate::id::{Address, LeaseId, Name};
 use crate::offer::{Quote, QuoteId, Supply};
-use crate::resource::LeaseReceipt;
 use crate::unit::{Millis, Timestamp};
 
 /// How long a note holds: hosts are mended, and offers are handed to other hosts.
@@ -79,10 +78,14 @@ impl State {
     }
 
     /// A machine that became ready takes back what was noted of its host.
-    pub(super) fn proved_good(&mut self, receipt: &LeaseReceipt) {
-        if self.bad.is_empty() || receipt.ready.is_none() {
+    pub(super) fn proved_good(&mut self, lease: &Address) {
+        if self.bad.is_empty() {
             return;
         }
+        let account = self.resources.get(lease).and_then(Recorded::account);
+        let Some((receipt, _)) = account.filter(|(receipt, _)| receipt.ready.is_some()) else {
+            return;
+        };
         self.bad.retain(|bad| {
             bad.provider != receipt.provider
                 || match (&bad.host, &receipt.place.host) {

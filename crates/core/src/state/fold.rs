@@ -1,18 +1,21 @@
 //! The transition function: a state and a record to the next state.
 
+mod done;
 mod recorded;
 
 use std::collections::BTreeSet;
+use std::collections::btree_map::Entry as Held;
 
 use super::{
-    BadHost, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, Lapse, OpenAttempt,
-    Recorded, Run, Spent, State,
+    BadHost, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, Lapse, LedgerClock,
+    OpenAttempt, Recorded, Run, Spent, State,
 };
 use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId};
 use crate::journal::{Entry, Record, Verb};
 use crate::offer::Place;
 use crate::resource::Receipt;
 use crate::unit::Timestamp;
+use done::Done;
 
 /// Why an entry cannot follow the state it was given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -148,11 +151,7 @@ impl State {
             | Record::Opened { .. }
             | Record::End { .. } => {}
             Record::Started { .. } => self.started(record)?,
-            Record::Done { .. } => self.done(record)?,
-            Record::DoneBriefly(brief) => {
-                let whole = brief.whole(|address| self.resources.get(address))?;
-                self.done(&whole)?;
-            }
+            Record::Done { .. } | Record::DoneBriefly(_) => self.done(record)?,
             Record::Refused {
                 address,
                 generation,
@@ -273,30 +272,21 @@ impl State {
         if launch.is_some() {
             self.unlapsed(address);
         }
-        let recorded = self.open(address, *generation)?;
-        recorded.start(*verb, launch.as_ref(), on.as_ref(), (*at, counted));
+        let (_, recorded) = self.open(address, *generation)?;
+        recorded.start(*verb, launch.as_deref(), on.as_ref(), (*at, counted));
         Ok(())
     }
 
     fn done(&mut self, record: &Record) -> Result<(), &'static str> {
-        let Record::Done {
-            address,
-            generation,
-            verb,
-            step,
-            spec,
-            receipt,
-            at,
-        } = record
-        else {
+        let Some(done) = Done::of(record, &self.resources)? else {
             return Ok(());
         };
-        if let (Some(step), Some(run)) = (step, &mut self.run) {
-            run.steps_done.insert(*step);
+        if let (Some(step), Some(run)) = (done.step, &mut self.run) {
+            run.steps_done.insert(step);
         }
-        match verb {
+        match done.verb {
             Verb::Release | Verb::Forget | Verb::Stop | Verb::Unexpose => {
-                self.close(address, *generation, *at, "released");
+                self.close(done.address, done.generation, done.at, "released");
             }
             Verb::Acquire
             | Verb::Await
@@ -305,13 +295,13 @@ impl State {
             | Verb::Start
             | Verb::Check
             | Verb::Expose => {
-                if let Some(Receipt::Lease(receipt)) = receipt.as_deref() {
-                    self.proved_good(receipt);
+                let now = self.clock.tick(done.at);
+                let (clock, recorded) = self.open(done.address, done.generation)?;
+                let made = done.made.is_some();
+                recorded.finish(done.spec, done.made, now, clock);
+                if made {
+                    self.proved_good(done.address);
                 }
-                let now = self.clock.tick(*at);
-                let clock = self.clock.clone();
-                let recorded = self.open(address, *generation)?;
-                recorded.finish(spec.as_deref(), receipt.as_deref(), now, &clock);
             }
         }
         Ok(())
@@ -484,26 +474,30 @@ impl State {
         }
     }
 
-    /// The record of this generation, made when there is none. A lower generation must be gone by then: else a machine
-    /// would be forgotten.
+    /// The record of this generation, made when there is none, and the clock beside it. A lower generation must be gone by
+    /// then: else a machine would be forgotten.
     fn open(
         &mut self,
         address: &Address,
         generation: Generation,
-    ) -> Result<&mut Recorded, &'static str> {
-        let last = self.generations.entry(address.clone()).or_default();
-        *last = (*last).max(generation);
-        let recorded = self
-            .resources
-            .entry(address.clone())
-            .or_insert_with(|| Recorded::new(generation));
-        if recorded.generation != generation {
-            if recorded.exists() {
+    ) -> Result<(&LedgerClock, &mut Recorded), &'static str> {
+        let recorded = match self.resources.entry(address.clone()) {
+            Held::Occupied(held) if held.get().generation == generation => {
+                return Ok((&self.clock, held.into_mut()));
+            }
+            Held::Occupied(held) if held.get().exists() => {
                 return Err("a new generation begins while the one before it exists");
             }
-            *recorded = Recorded::new(generation);
-        }
-        Ok(recorded)
+            Held::Occupied(held) => {
+                let recorded = held.into_mut();
+                *recorded = Recorded::new(generation);
+                recorded
+            }
+            Held::Vacant(place) => place.insert(Recorded::new(generation)),
+        };
+        let last = self.generations.entry(address.clone()).or_default();
+        *last = (*last).max(generation);
+        Ok((&self.clock, recorded))
     }
 
     /// Changes the record of exactly this generation; news of another one come too late to matter.

@@ -163,7 +163,7 @@ impl World {
             address: step.address.clone(),
             generation: step.generation,
             verb: step.verb,
-            launch,
+            launch: launch.map(Box::new),
             on: self.on(plan, step),
             at: now(),
         }]);

@@ -48,7 +48,7 @@ fn started(index: u32) -> Record {
         address: lease(index),
         generation: Generation(1),
         verb: Verb::Acquire,
-        launch: Some(Launch {
+        launch: Some(Box::new(Launch {
             attempt: Attempt(1),
             request_key: key(index),
             provider: name("here"),
@@ -59,7 +59,7 @@ fn started(index: u32) -> Record {
             price_per_hour: MicroDollars(7),
             reservation: MicroDollars(9),
             limits: None,
-        }),
+        })),
         on: None,
         at: AT,
     }

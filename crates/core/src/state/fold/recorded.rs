@@ -2,12 +2,14 @@
 //!
 //! A try is closed by its receipt, by a refusal, or by proof that it made nothing or is gone; nothing else closes one.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::super::{Billed, LedgerClock, OpenAttempt, Pending, Recorded, Tried};
+use super::done::Made;
 use crate::id::{Attempt, Generation, LeaseId};
 use crate::journal::{Launch, Verb};
-use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
+use crate::resource::{Cause, LeaseReady, LeaseReceipt, Receipt, Spec};
 use crate::unit::{MicroDollars, Timestamp};
 
 /// The account of a machine that was seen at this price.
@@ -103,22 +105,40 @@ impl Recorded {
     /// For a lease, its own try is closed by the receipt.
     pub(super) fn finish(
         &mut self,
-        spec: Option<&Spec>,
-        receipt: Option<&Receipt>,
+        spec: Option<Cow<'_, Spec>>,
+        made: Option<Made<'_>>,
         now: Timestamp,
         clock: &LedgerClock,
     ) {
         self.pending = None;
         if let Some(spec) = spec {
-            self.spec = Some(spec.clone());
+            self.spec = Some(spec.into_owned());
         }
-        if let Some(receipt) = receipt {
-            if let Receipt::Lease(lease) = receipt {
-                let (_, attempt) = lease.request_key.try_of();
-                let open = self.attempts.remove(&attempt);
-                self.keep_account(lease, open.as_ref(), now, clock);
+        match made {
+            None => {}
+            Some(Made::Receipt(receipt)) => {
+                if let Receipt::Lease(lease) = &*receipt {
+                    let (_, attempt) = lease.request_key.try_of();
+                    let open = self.attempts.remove(&attempt);
+                    self.keep_account(lease, open.as_ref(), now, clock);
+                }
+                self.receipt = Some(receipt.into_owned());
             }
-            self.receipt = Some(receipt.clone());
+            Some(Made::Ready(ready)) => self.become_ready(ready, now),
+        }
+    }
+
+    /// The machine in the receipt is ready: its account goes on.
+    fn become_ready(&mut self, ready: LeaseReady, now: Timestamp) {
+        let Some((_, mut billed)) = self.account() else {
+            return;
+        };
+        billed.seen = billed.seen.max(now);
+        self.billed = Some(billed);
+        if let Some(Receipt::Lease(receipt)) = &mut self.receipt {
+            receipt.ready = Some(ready);
+            let (_, attempt) = receipt.request_key.try_of();
+            self.attempts.remove(&attempt);
         }
     }
 

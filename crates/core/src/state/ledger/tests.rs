@@ -89,7 +89,7 @@ impl Story {
             generation,
             verb: Verb::Acquire,
             on: None,
-            launch: Some(Launch {
+            launch: Some(Box::new(Launch {
                 attempt,
                 request_key: RequestKey::derive(&LINEAGE, &address, generation, attempt),
                 provider: "vast".parse().expect("a name"),
@@ -100,7 +100,7 @@ impl Story {
                 price_per_hour: RATE,
                 reservation: RATE.times(2),
                 limits: None,
-            }),
+            })),
             at: at(seconds),
         }]);
     }

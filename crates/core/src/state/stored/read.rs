@@ -65,15 +65,16 @@ struct ReadBought {
     price_per_hour: MicroDollars,
 }
 
+/// What few have is boxed: all are read before the first becomes a record.
 #[derive(Deserialize)]
 struct ReadResource {
     generation: Generation,
     #[serde(default)]
-    spec: Option<Placed<Spec>>,
+    spec: Option<Placed<Box<Spec>>>,
     #[serde(default)]
     receipt: Option<ReadReceipt>,
     #[serde(default)]
-    pending: Option<Pending>,
+    pending: Option<Box<Pending>>,
     #[serde(default)]
     attempts: BTreeMap<Attempt, OpenAttempt>,
     #[serde(default)]
@@ -164,7 +165,7 @@ impl ReadBilled {
 
 #[derive(Deserialize)]
 struct ReadReady {
-    facts: Placed<Facts>,
+    facts: Placed<Box<Facts>>,
     endpoint: EndpointKey,
     #[serde(default)]
     contact: Contact,
@@ -305,7 +306,7 @@ impl Tables {
         let spec = match read.spec {
             None => None,
             Some(Placed::At(place)) => Some(Spec::Lease(at(&self.specs, place)?.clone())),
-            Some(Placed::Whole(spec)) => Some(spec),
+            Some(Placed::Whole(spec)) => Some(*spec),
         };
         let receipt = read.receipt.map(|receipt| self.receipt(receipt, key));
         let receipt = receipt.transpose()?;
@@ -317,7 +318,7 @@ impl Tables {
             generation: read.generation,
             spec,
             receipt,
-            pending: read.pending,
+            pending: read.pending.map(|pending| *pending),
             attempts: read.attempts,
             last_attempt: read.last_attempt.or(made_by).unwrap_or_default(),
             tried_since: read.tried_since,
@@ -375,7 +376,7 @@ impl Tables {
         Ok(LeaseReady {
             facts: match read.facts {
                 Placed::At(place) => at(&self.facts, place)?.clone(),
-                Placed::Whole(facts) => facts.into(),
+                Placed::Whole(facts) => (*facts).into(),
             },
             endpoint: read.endpoint,
             contact: read.contact,
