@@ -254,7 +254,7 @@ fn a_full_disk() {
     };
     let ran = world.run("apply --auto-approve");
     full(&ran);
-    disk.resize("80k");
+    disk.resize("48k");
     let ran = world.run("apply --auto-approve");
     full(&ran);
     disk.resize("64m");
