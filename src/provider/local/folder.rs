@@ -224,5 +224,14 @@ pub(super) fn cause(error: &FolderError) -> Cause {
             None => "move that file away, or restore it, then try again",
         }
     };
-    Cause::new(FailureClass::Config, error.to_string()).hint(hint)
+    let message = match error {
+        // The words of the store, which shares the disk.
+        FolderError::Io { verb, path, .. } if error.is_full() => {
+            format!("no space left to {verb} {}", path.display())
+        }
+        FolderError::Io { .. } | FolderError::Locked { .. } | FolderError::Unusable { .. } => {
+            error.to_string()
+        }
+    };
+    Cause::new(FailureClass::Config, message).hint(hint)
 }
