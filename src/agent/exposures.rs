@@ -248,7 +248,7 @@ impl Listener {
 
 /// The digest by which a changed exposure is told from an unchanged one.
 pub fn fingerprint(spec: &ExposureSpec) -> Fingerprint {
-    Spec::Exposure(spec.clone()).fingerprint()
+    Spec::Exposure(Box::new(spec.clone())).fingerprint()
 }
 
 /// A digest of everything that a listener depends on; the key enters as a digest of its own.

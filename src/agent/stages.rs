@@ -276,7 +276,7 @@ impl Stages {
 
 /// The digest by which a changed stage is told from an unchanged one.
 pub fn fingerprint(spec: &StageSpec) -> Fingerprint {
-    Spec::Stage(spec.clone()).fingerprint()
+    Spec::Stage(Box::new(spec.clone())).fingerprint()
 }
 
 fn not_ready(stage: &StageId, spec: &StageSpec, state: WorkerState) -> Refusal {

@@ -100,7 +100,10 @@ impl<'a> Run<'a> {
                     let keys = self.effects.keys.as_deref();
                     relay.token_digest = keys.and_then(Keys::relay_token_digest);
                 }
-                (Spec::Delivery(sent), Receipt::Delivery(receipt))
+                (
+                    Spec::Delivery(Box::new(sent)),
+                    Receipt::Delivery(Box::new(receipt)),
+                )
             }))
         })
         .await
@@ -117,12 +120,12 @@ impl<'a> Run<'a> {
                 .ask(|| machines.start(&target, stage, spec, secrets.clone()))
                 .await?;
             Ok(made(done, |()| {
-                let whole = Spec::Stage(spec.clone());
+                let whole = Spec::Stage(Box::new(spec.clone()));
                 let receipt = StageReceipt {
                     endpoint: target.endpoint,
                     spec: whole.fingerprint(),
                 };
-                (whole, Receipt::Stage(receipt))
+                (whole, Receipt::Stage(Box::new(receipt)))
             }))
         })
         .await
@@ -174,7 +177,10 @@ impl<'a> Run<'a> {
                     answer: head(&answer.text),
                     took: answer.took,
                 };
-                (Spec::Pipeline(spec.clone()), Receipt::Pipeline(receipt))
+                (
+                    Spec::Pipeline(Box::new(spec.clone())),
+                    Receipt::Pipeline(Box::new(receipt)),
+                )
             }))
         })
         .await
@@ -209,7 +215,10 @@ impl<'a> Run<'a> {
                     url,
                     peers: keys.collect(),
                 };
-                (Spec::Exposure(spec.clone()), Receipt::Exposure(receipt))
+                (
+                    Spec::Exposure(Box::new(spec.clone())),
+                    Receipt::Exposure(Box::new(receipt)),
+                )
             }))
         })
         .await

@@ -205,7 +205,7 @@ impl Machines for SimMachines {
         spec: &StageSpec,
         _secrets: BTreeMap<String, SecretString>,
     ) -> Result<(), MachineError> {
-        let digest = Spec::Stage(spec.clone()).fingerprint();
+        let digest = Spec::Stage(Box::new(spec.clone())).fingerprint();
         self.ask(
             target,
             Verb::Start,
@@ -283,7 +283,7 @@ impl Machines for SimMachines {
         _peers: BTreeMap<Name, Target>,
         _api_key: Option<SecretString>,
     ) -> Result<String, MachineError> {
-        let digest = Spec::Exposure(spec.clone()).fingerprint();
+        let digest = Spec::Exposure(Box::new(spec.clone())).fingerprint();
         self.ask(target, Verb::Expose, exposure.as_str(), |machine, _| {
             let ViaSpec::Loopback { listen, .. } = &spec.via;
             let agent = &mut machine.agent;

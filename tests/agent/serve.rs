@@ -84,7 +84,7 @@ async fn a_pipeline_of_two_machines_answers_over_http() {
     let known = &status.stages[&stage(0)];
     assert_eq!(
         known.spec,
-        Spec::Stage(spec(0, 0, 2, EngineSpec::Stub)).fingerprint()
+        Spec::Stage(Box::new(spec(0, 0, 2, EngineSpec::Stub))).fingerprint()
     );
     assert!(
         matches!(known.worker, WorkerState::Ready { .. }),

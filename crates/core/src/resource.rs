@@ -30,13 +30,13 @@ pub enum Spec {
     /// A machine.
     Lease(Shared<LeaseSpec>),
     /// What must be present on a machine.
-    Delivery(DeliverySpec),
+    Delivery(Box<DeliverySpec>),
     /// A running worker.
-    Stage(StageSpec),
+    Stage(Box<StageSpec>),
     /// A chain that answers.
-    Pipeline(PipelineSpec),
+    Pipeline(Box<PipelineSpec>),
     /// A way in.
-    Exposure(ExposureSpec),
+    Exposure(Box<ExposureSpec>),
 }
 
 /// A machine, and on which terms it may be rented.
@@ -374,13 +374,13 @@ pub enum Receipt {
     /// A machine.
     Lease(Box<LeaseReceipt>),
     /// What is present on a machine.
-    Delivery(DeliveryReceipt),
+    Delivery(Box<DeliveryReceipt>),
     /// A running worker.
-    Stage(StageReceipt),
+    Stage(Box<StageReceipt>),
     /// A chain that answered.
-    Pipeline(PipelineReceipt),
+    Pipeline(Box<PipelineReceipt>),
     /// A way in.
-    Exposure(ExposureReceipt),
+    Exposure(Box<ExposureReceipt>),
 }
 
 /// A machine that we hold and pay for.

@@ -134,7 +134,7 @@ pub struct Recorded {
     pub receipt: Option<Receipt>,
     /// A step that started and did not end: what it does is in doubt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pending: Option<Pending>,
+    pub pending: Option<Box<Pending>>,
     /// For a lease: tries that are not proven gone and are not the one in the receipt.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attempts: BTreeMap<Attempt, OpenAttempt>,

@@ -84,7 +84,7 @@ fn resource(address: &Address, recorded: &Recorded) -> String {
     let line = Line {
         generation: recorded.generation,
         receipt: recorded.receipt.as_ref().map(Made::of),
-        pending: recorded.pending.as_ref(),
+        pending: recorded.pending.as_deref(),
         attempts: &recorded.attempts,
     };
     format!("{}: {}", json(address), json(&line))

@@ -59,9 +59,8 @@ impl Desired {
     /// Adds what is known of the relay's certificates and token, so that a change of them is seen.
     pub fn relay_seen(&mut self, ca: Option<Fingerprint>, token: Option<Fingerprint>) {
         for spec in self.specs.values_mut() {
-            if let Spec::Delivery(DeliverySpec {
-                relay: Some(relay), ..
-            }) = spec
+            if let Spec::Delivery(delivery) = spec
+                && let Some(relay) = &mut delivery.relay
             {
                 relay.token_digest = relay.token.as_ref().and(token);
                 if let Some(file) = &mut relay.ca {
@@ -215,9 +214,10 @@ impl<'a> Expansion<'a> {
             expect: pipeline.check.expect.clone(),
             request_timeout: pipeline.request_timeout,
         };
-        self.desired
-            .specs
-            .insert(Address::Pipeline(name.clone()), Spec::Pipeline(spec));
+        self.desired.specs.insert(
+            Address::Pipeline(name.clone()),
+            Spec::Pipeline(Box::new(spec)),
+        );
     }
 
     fn unseen(&mut self, name: &Name, model: &Model) {
@@ -371,7 +371,7 @@ impl<'a> Expansion<'a> {
             };
             self.desired
                 .specs
-                .insert(Address::Stage(id), Spec::Stage(spec));
+                .insert(Address::Stage(id), Spec::Stage(Box::new(spec)));
         }
     }
 
@@ -403,9 +403,10 @@ impl<'a> Expansion<'a> {
             serve: exposure.serve,
             via,
         };
-        self.desired
-            .specs
-            .insert(Address::Exposure(name.clone()), Spec::Exposure(spec));
+        self.desired.specs.insert(
+            Address::Exposure(name.clone()),
+            Spec::Exposure(Box::new(spec)),
+        );
     }
 
     fn leases(&mut self, name: &Name, lease: &Lease) {
@@ -514,10 +515,10 @@ impl<'a> Expansion<'a> {
         for (lease, pipelines) in std::mem::take(&mut self.shares) {
             self.desired.specs.insert(
                 Address::Delivery(lease),
-                Spec::Delivery(DeliverySpec {
+                Spec::Delivery(Box::new(DeliverySpec {
                     pipelines,
                     relay: relay.clone(),
-                }),
+                })),
             );
         }
     }

@@ -158,7 +158,9 @@ impl<'a> Drafting<'a> {
             return update("asked for by --replace".to_owned());
         }
         match &recorded.spec {
-            Some(Spec::Stage(before)) if before == spec => Call::new(Verdict::Keep, "as declared"),
+            Some(Spec::Stage(before)) if **before == *spec => {
+                Call::new(Verdict::Keep, "as declared")
+            }
             Some(Spec::Stage(before)) => update(stage_reason(before, spec)),
             Some(Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_))
             | None => update("what was started is not recorded".to_owned()),
@@ -272,7 +274,7 @@ impl<'a> Drafting<'a> {
             return update("asked for by --replace".to_owned());
         }
         match &recorded.spec {
-            Some(Spec::Exposure(before)) if before == spec => {}
+            Some(Spec::Exposure(before)) if **before == *spec => {}
             Some(
                 Spec::Exposure(_)
                 | Spec::Lease(_)

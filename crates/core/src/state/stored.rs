@@ -84,7 +84,7 @@ struct WrittenResource<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     receipt: Option<WrittenReceipt<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pending: &'a Option<Pending>,
+    pending: &'a Option<Box<Pending>>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     attempts: &'a BTreeMap<Attempt, OpenAttempt>,
     /// Where it is not the try that made the machine.

@@ -14,9 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{Billed, LedgerClock, Limit, Recorded, State};
 use crate::id::{Address, Attempt, LeaseId, MachineId, Name, RequestKey};
 use crate::journal::Record;
-use crate::resource::{
-    DeliverySpec, ExposureSpec, LeaseReceipt, LeaseSpec, PipelineSpec, Receipt, Spec, StageSpec,
-};
+use crate::resource::{LeaseReceipt, LeaseSpec, Receipt, Spec};
 use crate::unit::Timestamp;
 
 /// One change of what is recorded, as a plan carries it.
@@ -544,8 +542,8 @@ fn rename(recorded: &mut Recorded, renames: &BTreeMap<LeaseId, LeaseId>) {
         change(on);
     }
     match &mut recorded.spec {
-        Some(Spec::Delivery(DeliverySpec { pipelines, .. })) => {
-            for share in pipelines.values_mut() {
+        Some(Spec::Delivery(delivery)) => {
+            for share in delivery.pipelines.values_mut() {
                 share
                     .roster
                     .iter_mut()
@@ -554,11 +552,11 @@ fn rename(recorded: &mut Recorded, renames: &BTreeMap<LeaseId, LeaseId>) {
                 share.prompt_from.sort();
             }
         }
-        Some(Spec::Stage(StageSpec { on, .. })) => change(on),
-        Some(Spec::Pipeline(PipelineSpec { stages, .. })) => stages.iter_mut().for_each(change),
-        Some(Spec::Exposure(ExposureSpec { pipelines, at, .. })) => {
-            pipelines.values_mut().for_each(change);
-            change(at);
+        Some(Spec::Stage(stage)) => change(&mut stage.on),
+        Some(Spec::Pipeline(pipeline)) => pipeline.stages.iter_mut().for_each(change),
+        Some(Spec::Exposure(exposure)) => {
+            exposure.pipelines.values_mut().for_each(change);
+            change(&mut exposure.at);
         }
         Some(Spec::Lease(_)) | None => {}
     }

@@ -290,11 +290,11 @@ impl World {
                 let peers: BTreeMap<_, _> = named
                     .map(|lease| (lease.clone(), self.endpoint(lease)))
                     .collect();
-                Receipt::Delivery(DeliveryReceipt {
+                Receipt::Delivery(Box::new(DeliveryReceipt {
                     endpoint: EndpointKey([0; 32]),
                     rosters: BTreeMap::new(),
                     peers,
-                })
+                }))
             }
             Spec::Stage(stage) => {
                 let delivered = Address::Delivery(stage.on.clone());
@@ -303,21 +303,21 @@ impl World {
                     recorded.is_some_and(|r| r.receipt.is_some()),
                     "{delivered} comes first"
                 );
-                Receipt::Stage(StageReceipt {
+                Receipt::Stage(Box::new(StageReceipt {
                     endpoint: self.endpoint(&stage.on),
                     spec: spec.fingerprint(),
-                })
+                }))
             }
             Spec::Pipeline(spec) => {
                 for lease in &spec.stages {
                     self.endpoint(lease);
                 }
-                Receipt::Pipeline(PipelineReceipt {
+                Receipt::Pipeline(Box::new(PipelineReceipt {
                     answer: "yes".to_owned(),
                     took: Millis(5),
-                })
+                }))
             }
-            Spec::Exposure(spec) => Receipt::Exposure(ExposureReceipt {
+            Spec::Exposure(spec) => Receipt::Exposure(Box::new(ExposureReceipt {
                 endpoint: self.endpoint(&spec.at),
                 url: "http://127.0.0.1:8080/v1".to_owned(),
                 peers: spec
@@ -325,7 +325,7 @@ impl World {
                     .values()
                     .map(|lease| (lease.clone(), self.endpoint(lease)))
                     .collect(),
-            }),
+            })),
         }
     }
 }

@@ -81,12 +81,12 @@ impl Recorded {
         on: Option<&LeaseId>,
         (at, counted): (Timestamp, Timestamp),
     ) {
-        self.pending = Some(Pending {
+        self.pending = Some(Box::new(Pending {
             verb,
             on: on.cloned(),
             at,
             cause: None,
-        });
+        }));
         if let Some(launch) = launch {
             self.last_attempt = self.last_attempt.max(launch.attempt);
             self.tried_since.get_or_insert(counted);

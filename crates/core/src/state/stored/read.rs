@@ -93,10 +93,10 @@ struct ReadResource {
 #[serde(rename_all = "lowercase")]
 enum ReadReceipt {
     Lease(Box<ReadLease>),
-    Delivery(DeliveryReceipt),
-    Stage(StageReceipt),
-    Pipeline(PipelineReceipt),
-    Exposure(ExposureReceipt),
+    Delivery(Box<DeliveryReceipt>),
+    Stage(Box<StageReceipt>),
+    Pipeline(Box<PipelineReceipt>),
+    Exposure(Box<ExposureReceipt>),
 }
 
 #[derive(Deserialize)]
@@ -318,7 +318,7 @@ impl Tables {
             generation: read.generation,
             spec,
             receipt,
-            pending: read.pending.map(|pending| *pending),
+            pending: read.pending,
             attempts: read.attempts,
             last_attempt: read.last_attempt.or(made_by).unwrap_or_default(),
             tried_since: read.tried_since,

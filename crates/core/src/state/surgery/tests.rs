@@ -3,7 +3,7 @@
 use super::*;
 use crate::id::{Generation, Lineage, OperatorId};
 use crate::offer::QuoteId;
-use crate::resource::{RosterLine, StageReceipt};
+use crate::resource::{DeliverySpec, PipelineSpec, RosterLine, StageReceipt};
 use crate::state::Genesis;
 use crate::unit::{Bytes, MicroDollars, Millis};
 
@@ -56,10 +56,10 @@ fn held(address: &Address, generation: u32, machine: &str) -> Recorded {
 fn on(spec: Spec, receipt: Option<Receipt>) -> Recorded {
     Recorded {
         spec: Some(spec),
-        receipt: receipt.or(Some(Receipt::Stage(StageReceipt {
+        receipt: receipt.or(Some(Receipt::Stage(Box::new(StageReceipt {
             endpoint: crate::id::EndpointKey([1; 32]),
             spec: crate::id::Fingerprint([2; 32]),
-        }))),
+        })))),
         ..held(&address("lease.x[0]"), 1, "unused")
     }
 }
@@ -100,10 +100,10 @@ fn state(machines: u32) -> State {
         state.resources.insert(
             Address::Delivery(lease.clone()),
             on(
-                Spec::Delivery(DeliverySpec {
+                Spec::Delivery(Box::new(DeliverySpec {
                     pipelines,
                     relay: None,
-                }),
+                })),
                 None,
             ),
         );
@@ -115,9 +115,10 @@ fn state(machines: u32) -> State {
         expect: None,
         request_timeout: Millis(1),
     };
-    state
-        .resources
-        .insert(address("pipeline.p"), on(Spec::Pipeline(pipeline), None));
+    state.resources.insert(
+        address("pipeline.p"),
+        on(Spec::Pipeline(Box::new(pipeline)), None),
+    );
     state
 }
 
