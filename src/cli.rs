@@ -35,6 +35,7 @@ mod status;
 mod surgery;
 mod validate;
 mod watch;
+mod wrap;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -6,6 +6,7 @@ use stageline_core::diagnostic::{Diagnostic, Severity};
 use stageline_core::render::{Level, View, beside, diagnostics};
 use stageline_core::topology::SourceFile;
 
+use super::wrap::wrapped;
 use super::{Exit, Failure, Global, LogFormat, When};
 use crate::ambient;
 
@@ -27,7 +28,7 @@ pub(crate) struct Console {
     pub width: usize,
     /// Stdout is a terminal.
     pub terminal: bool,
-    /// Stderr is a terminal, so that something can move on it.
+    /// Stderr is a terminal for people: something can move on it, and messages are wrapped at its width.
     pub lively: bool,
     /// Both ends of a question are there.
     pub can_ask: bool,
@@ -114,8 +115,17 @@ impl Console {
             let message = serde_json::json!({ "message": line });
             writeln!(io::stderr(), "{message}")
         } else {
-            writeln!(io::stderr(), "{line}")
+            writeln!(io::stderr(), "{}", self.wrapped(line))
         };
+    }
+
+    /// A message as a terminal shows it best. Elsewhere each line stays one, so that it can be searched.
+    fn wrapped(&self, text: &str) -> String {
+        if self.lively {
+            wrapped(text, self.width)
+        } else {
+            text.to_owned()
+        }
     }
 
     /// Says why a command failed.
@@ -137,9 +147,9 @@ impl Console {
             return;
         }
         let label = self.paint("1;31", label);
-        let _ = writeln!(io::stderr(), "{label}: {}", failure.message);
+        self.line(&format!("{label}: {}", failure.message));
         if let Some(hint) = &failure.hint {
-            let _ = writeln!(io::stderr(), "{}: {hint}", self.paint("1;36", "hint"));
+            self.line(&format!("{}: {hint}", self.paint("1;36", "hint")));
         }
     }
 
@@ -161,7 +171,7 @@ impl Console {
             .cloned()
             .collect();
         let text = diagnostics(&shown, files, self.color_err, self.width);
-        let _ = write!(io::stderr(), "{text}");
+        let _ = write!(io::stderr(), "{}", self.wrapped(&text));
     }
 
     /// Asks for `yes`. Refuses to ask where nobody can answer.
@@ -172,7 +182,8 @@ impl Console {
             ));
         }
         let mut err = io::stderr().lock();
-        write!(err, "{question} Only `yes` is taken: ")?;
+        let question = self.wrapped(&format!("{question} Only `yes` is taken:"));
+        write!(err, "{question} ")?;
         err.flush()?;
         drop(err);
         let mut answer = String::new();

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 
-use super::world::{Ran, World};
+use super::world::{Ran, STUB, World};
 
 fn url(applied: &Ran) -> &str {
     let line = applied
@@ -170,4 +170,61 @@ fn what_needs_no_topology() {
         assert!(schema["$schema"].is_string(), "{schema}");
     }
     assert!(world.files().is_empty(), "none of these writes");
+}
+
+/// Runs the binary on a terminal of 80 columns: stdout and stderr come together.
+fn on_a_terminal(world: &World, line: &str) -> Ran {
+    let spawn = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)";
+    let binary = world.command([]);
+    let mut command = std::process::Command::new("python3");
+    let env = binary
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    command
+        .args(["-c", spawn])
+        .arg(binary.get_program())
+        .args(line.split_ascii_whitespace())
+        .env_clear()
+        .envs(env)
+        .env("COLUMNS", "80")
+        .current_dir(world.path())
+        .stdin(std::process::Stdio::null());
+    Ran::of(line.to_owned(), command.output().expect("python3 is there"))
+}
+
+#[test]
+fn messages_are_wrapped_on_a_terminal_and_only_there() {
+    let world = World::new(STUB);
+    world.apply();
+    world.edit("[lease.node]", "[lease.box]");
+    let lines = [
+        "validate",
+        "-f no-such-folder/topology.toml plan",
+        "apply no-such-folder-at-all/second.plan.json",
+        "--state nope://bucket/prefix plan",
+    ];
+    for line in lines {
+        let line = format!("--color never {line}");
+        let piped = world.run(&line);
+        let shown = on_a_terminal(&world, &line);
+        assert_eq!(shown.code, piped.code, "{shown}");
+        let broken = shown.out.lines().find(|line| line.chars().count() > 80);
+        assert!(broken.is_none(), "{shown}");
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(words(&shown.out), words(&piped.err), "the same is said");
+        assert!(
+            piped.err.lines().any(|line| line.starts_with("hint: ")),
+            "{piped}"
+        );
+        let hints = piped.err.lines().filter(|line| line.starts_with("hint: "));
+        for command in hints.flat_map(|hint| hint.split('`').skip(1).step_by(2)) {
+            assert!(shown.out.contains(command), "`{command}` is whole: {shown}");
+        }
+    }
+    world.edit("[lease.box]", "[lease.node]");
+    world.destroy();
 }
