@@ -58,7 +58,7 @@ impl Apply {
                 console.say("nothing was changed");
                 return Ok(Exit::User);
             }
-            let job = self.job(&drafted.plan, &project);
+            let job = self.job(&drafted.plan, &project, !self.pace.auto_approve);
             let store = project.place.open(Mode::Write).await?;
             run::run(&job, &store, &clock, console).await
         })
@@ -79,6 +79,7 @@ impl Apply {
                     folder: std::path::Path::new("."),
                     parallelism: self.pace.parallelism,
                     command: "destroy",
+                    reviewed: true,
                     interrupt: None,
                 };
                 run::run(&job, &store, &clock, console).await
@@ -97,11 +98,11 @@ impl Apply {
         }
         runtime.block_on(async {
             let store = project.place.open(Mode::Write).await?;
-            run::run(&self.job(plan, &project), &store, &clock, console).await
+            run::run(&self.job(plan, &project, true), &store, &clock, console).await
         })
     }
 
-    fn job<'a>(&self, plan: &'a PlanValue, project: &'a Project) -> Job<'a> {
+    fn job<'a>(&self, plan: &'a PlanValue, project: &'a Project, reviewed: bool) -> Job<'a> {
         Job {
             plan,
             topology: Some(&project.topology),
@@ -110,6 +111,7 @@ impl Apply {
             folder: &project.folder,
             parallelism: self.pace.parallelism,
             command: "apply",
+            reviewed,
             interrupt: None,
         }
     }

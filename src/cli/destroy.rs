@@ -52,6 +52,7 @@ impl Destroy {
                 folder: Path::new("."),
                 parallelism: self.pace.parallelism,
                 command: "destroy",
+                reviewed: false,
                 interrupt: None,
             };
             let store = place.open(Mode::Write).await?;

@@ -196,6 +196,7 @@ impl Release {
                 folder: Path::new("."),
                 parallelism: self.pace.parallelism,
                 command: "release",
+                reviewed: false,
                 interrupt: None,
             };
             let store = place.open(Mode::Write).await?;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, Lineage, WriterId};
+use stageline_core::id::{Address, LeaseId, Lineage, Name, WriterId};
 use stageline_core::plan::{Mode, Plan, Start, Verdict, is_protected, may_apply};
+use stageline_core::resource::{LeaseSpec, Terms};
 use stageline_core::state::State;
 use stageline_core::topology::Topology;
 use stageline_core::unit::{MicroDollars, Millis};
@@ -26,6 +27,7 @@ use crate::observe;
 use crate::pipeline::endpoint::RelayAccess;
 use crate::store::{
     Acquired, AppendError, Begin, First, HEARTBEAT, Holder, Identity, Journal, Lock, Store, Writer,
+    fresh_watcher,
 };
 
 /// How long running calls may go on after the first Ctrl-C.
@@ -42,6 +44,8 @@ pub(crate) struct Job<'a> {
     pub folder: &'a std::path::Path,
     pub parallelism: usize,
     pub command: &'a str,
+    /// Time has passed since it was drafted: somebody looked at it. What it relies on is looked for again.
+    pub reviewed: bool,
     /// Fires when the run is to stop. Whoever brings it says the last words itself; none is Ctrl-C, with our own words.
     pub interrupt: Option<CancellationToken>,
 }
@@ -100,6 +104,7 @@ async fn locked(
         clock,
     };
     let providers = sellers.providers()?;
+    guarded(job, store, &loaded.state, &providers, clock).await?;
     let bytes = serde_json::to_vec(job.plan).expect("a plan is plain data");
     store.put_plan(job.plan.id, bytes).await?;
     let begin = Begin {
@@ -152,6 +157,41 @@ async fn locked(
     }
     let state = journal.with_state(Clone::clone);
     conclude(job, &summary, &state, &providers, clock, console).await
+}
+
+/// What was left to a watcher is not rented when none runs any more.
+async fn guarded(
+    job: &Job<'_>,
+    store: &Store,
+    state: &State,
+    providers: &Providers,
+    clock: &SharedClock,
+) -> Result<(), Failure> {
+    let Some(topology) = job.topology.filter(|_| job.reviewed) else {
+        return Ok(());
+    };
+    if !job.plan.needs_a_watcher(state) || fresh_watcher(store, clock).await?.is_some() {
+        return Ok(());
+    }
+    let seller = |name: &Name| {
+        let declared = topology.providers.get(name)?;
+        providers.get(name, declared.kind.as_str()).ok()
+    };
+    let meant = |lease: &Name, spec: &LeaseSpec| {
+        let unguarded = topology
+            .leases
+            .get(lease)
+            .is_some_and(|lease| lease.unguarded);
+        let billed = |terms: &Terms| seller(&terms.provider).is_none_or(|one| one.bills());
+        unguarded || !spec.terms.iter().any(billed)
+    };
+    let ends_itself = |name: &Name| seller(name).is_some_and(|one| one.traits().self_destroy);
+    let found = job.plan.without_a_watcher(state, meant, ends_itself);
+    if found.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::diagnostics(found, Vec::new()))
+    }
 }
 
 /// What stops the run.

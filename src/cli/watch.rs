@@ -371,6 +371,7 @@ impl Watcher<'_> {
             folder: &self.folder,
             parallelism: crate::apply::PARALLELISM,
             command: "watch",
+            reviewed: false,
             interrupt: Some(self.interrupt.clone()),
         };
         let ran = run::run(&job, &self.store, &self.clock, &quiet).await;

@@ -34,8 +34,23 @@ fn what_nobody_would_end_is_not_rented_and_what_is_held_is_kept() {
         .exits(0)
         .says("the watcher ends it after 20m without work");
     desk.agrees(1);
+    // What was reviewed while a watcher ran relies on it.
+    desk.edit("count = 1", "count = 2");
+    desk.run("plan --out plans/second.plan.json")
+        .exits(0)
+        .says("the watcher ends it after 20m without work");
     watcher.kill().expect("ours");
     finish(watcher);
+    desk.run("apply plans/second.plan.json")
+        .exits(7)
+        .says("plan/unguarded")
+        .says("lease.node: 1 machine for $")
+        .says("no watcher runs, and machines of provider `lambda` do not end themselves")
+        .says("let `stageline watch` run on a computer that is always on, and apply this plan then")
+        .says("offers whose machines end themselves")
+        .says("`unguarded = true` in [lease.node]");
+    desk.agrees(1);
+    desk.edit("count = 2", "count = 1");
     // What is held is kept, and one more is refused.
     desk.run("plan --detailed-exitcode").exits(0);
     desk.edit("count = 1", "count = 2");

@@ -15,6 +15,7 @@ mod edits;
 mod expand;
 pub(crate) mod fields;
 mod flow;
+mod guard;
 mod lapsed;
 mod layers;
 mod lease;

@@ -95,13 +95,36 @@ fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_
     }
 }
 
+/// Machines of one table that nobody would end.
+pub(super) struct Unguarded<'a> {
+    pub(super) spec: &'a LeaseSpec,
+    count: u32,
+    price: MicroDollars,
+}
+
+impl<'a> Unguarded<'a> {
+    pub(super) const fn of(spec: &'a LeaseSpec) -> Self {
+        Self {
+            spec,
+            count: 0,
+            price: MicroDollars::ZERO,
+        }
+    }
+
+    /// One machine more, at this price per hour.
+    pub(super) fn add(&mut self, price: MicroDollars) {
+        self.count += 1;
+        self.price = self.price.saturating_add(price);
+    }
+}
+
 /// What would be rented although nobody ends it, a table once. Machines that are held, or may be there already, go on.
 pub(super) fn unguarded(
     rows: &[Row<'_>],
     leases: &BTreeMap<LeaseId, LeaseTerms>,
     input: &Draft<'_>,
 ) -> Vec<Diagnostic> {
-    let mut tables: BTreeMap<&Name, (&LeaseSpec, u32, MicroDollars)> = BTreeMap::new();
+    let mut tables: BTreeMap<&Name, Unguarded<'_>> = BTreeMap::new();
     for row in rows {
         let (Address::Lease(id), Some(Spec::Lease(spec))) = (&row.address, row.desired) else {
             continue;
@@ -116,33 +139,33 @@ pub(super) fn unguarded(
         let Some(terms) = leases.get(id).filter(nobody).filter(|_| rents && !meant) else {
             continue;
         };
-        let (_, count, price) = tables
-            .entry(&id.name)
-            .or_insert((spec, 0, MicroDollars::ZERO));
-        *count += 1;
-        *price = price.saturating_add(terms.price_per_hour);
+        let table = tables.entry(&id.name);
+        table
+            .or_insert_with(|| Unguarded::of(spec))
+            .add(terms.price_per_hour);
     }
-    let fault = |(name, (spec, count, price))| ends_by_nobody(name, spec, count, price, input);
+    let fault = |(name, table)| {
+        let itself = |provider: &Name| ends_itself(provider, input);
+        ends_by_nobody(name, &table, &itself).hint(format!(
+            "let `stageline watch` run on a computer that is always on; or take offers whose machines end themselves by \
+             their limits; or say that you will end them: `unguarded = true` in [lease.{name}]"
+        ))
+    };
     tables.into_iter().map(fault).collect()
 }
 
-fn ends_by_nobody(
+/// The finding about one table; whoever asks knows the ways out.
+pub(super) fn ends_by_nobody(
     name: &Name,
-    spec: &LeaseSpec,
-    count: u32,
-    price: MicroDollars,
-    input: &Draft<'_>,
+    table: &Unguarded<'_>,
+    ends_itself: &dyn Fn(&Name) -> bool,
 ) -> Diagnostic {
-    let machines = match count {
+    let machines = match table.count {
         1 => "1 machine".to_owned(),
         count => format!("{count} machines"),
     };
-    let cannot: BTreeSet<&Name> = spec
-        .terms
-        .iter()
-        .map(|terms| &terms.provider)
-        .filter(|provider| !ends_itself(provider, input))
-        .collect();
+    let providers = table.spec.terms.iter().map(|terms| &terms.provider);
+    let cannot: BTreeSet<&Name> = providers.filter(|name| !ends_itself(name)).collect();
     let cannot: Vec<String> = cannot.iter().map(|name| format!("`{name}`")).collect();
     let why = if cannot.is_empty() {
         "they have no limits by which they would end themselves".to_owned()
@@ -152,14 +175,14 @@ fn ends_by_nobody(
             cannot.join(", ")
         )
     };
-    let message = format!(
-        "lease.{name}: {machines} for {price}/h would be rented, and nobody would end them while you are away: no watcher \
-         runs, and {why}"
-    );
-    Diagnostic::error("plan/unguarded", message).hint(format!(
-        "let `stageline watch` run on a computer that is always on; or take offers whose machines end themselves by their \
-         limits; or say that you will end them: `unguarded = true` in [lease.{name}]"
-    ))
+    let price = table.price;
+    Diagnostic::error(
+        "plan/unguarded",
+        format!(
+            "lease.{name}: {machines} for {price}/h would be rented, and nobody would end them while you are away: no \
+             watcher runs, and {why}"
+        ),
+    )
 }
 
 /// Whether its prices are for rehearsals only.
