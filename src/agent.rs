@@ -50,6 +50,9 @@ pub use folder::{Config, Folder, FolderError};
 pub use own_end::OwnEnd;
 pub use stages::RestartPolicy;
 
+/// Where an agent listens whose address nobody tells.
+pub const PORT: u16 = 41641;
+
 /// How long requests in flight may take to end when the agent is told to end.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 
@@ -165,7 +168,7 @@ impl Agent {
         })?;
         let key = Secret::new(folder.read_key()?);
         let relay = relay(&folder, &config)?;
-        let endpoint = bind(&key, &relay, config.listen, before).await?;
+        let endpoint = bind(&key, &relay, &config, before).await?;
         let contact = door::reached_at(&endpoint, &relay);
         let (moves, asked) = mpsc::channel(1);
         let inner = Inner::new(config, folder, endpoint.clone(), spawner, policy, moves)?;
@@ -290,11 +293,17 @@ fn relay(folder: &Folder, config: &Config) -> Result<Option<RelayAccess>, Folder
 async fn bind(
     key: &Secret,
     relay: &Option<RelayAccess>,
-    listen: Option<SocketAddr>,
+    config: &Config,
     before: Option<Contact>,
 ) -> Result<iroh::Endpoint, EndpointError> {
-    if listen.is_some() {
-        return door::listen(key, relay, listen).await;
+    if let Some(listen) = config.listen {
+        let wished = config.port.map(|port| SocketAddr::new(listen.ip(), port));
+        if wished.is_some()
+            && let Ok(endpoint) = door::listen(key, relay, wished).await
+        {
+            return Ok(endpoint);
+        }
+        return door::listen(key, relay, Some(listen)).await;
     }
     let mut direct = before.into_iter().flat_map(|contact| contact.direct);
     if relay.is_none()

@@ -6,6 +6,7 @@
 
 mod agent_steps;
 mod boot;
+mod bring;
 mod doubt;
 mod failover;
 mod gang;

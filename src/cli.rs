@@ -20,6 +20,7 @@ mod model;
 mod money;
 mod offers;
 mod orphans;
+mod own_hosts;
 mod plan;
 mod project;
 mod relay;
@@ -27,6 +28,7 @@ mod reporter;
 mod run;
 mod sellers;
 mod session;
+mod shell;
 mod show;
 mod signals;
 mod sim;
@@ -142,6 +144,10 @@ enum Command {
     Status(status::Status),
     /// Output of a machine's agent or of a stage's worker
     Logs(logs::Logs),
+    /// A shell on a leased machine, or one command there
+    Ssh(shell::Shell),
+    /// Make a TCP port of a leased machine reachable on this computer
+    Forward(shell::Forward),
     /// Send one prompt through a pipeline
     Ask(ask::Ask),
     /// The machines we hold, ended ones too
@@ -216,6 +222,8 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
         Command::Graph(command) => command.run(global, console),
         Command::Status(command) => command.run(global, console),
         Command::Logs(command) => command.run(global, console),
+        Command::Ssh(command) => command.run(global, console),
+        Command::Forward(command) => command.run(global, console),
         Command::Ask(command) => command.run(global, console),
         Command::Leases(command) => command.run(global, console),
         Command::Release(command) => command.run(global, console),

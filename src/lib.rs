@@ -12,6 +12,7 @@ pub mod observe;
 pub mod pipeline;
 pub mod provider;
 pub mod sim;
+pub mod ssh;
 pub mod store;
 pub mod watch;
 

@@ -10,6 +10,7 @@ pub mod lambda;
 pub mod local;
 pub mod runpod;
 pub mod sim;
+pub mod ssh;
 pub mod vastai;
 
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 pub use account::same_account;
 
 use crate::pipeline::endpoint::RelayAccess;
+use crate::ssh::Login;
 
 /// What an adapter declares, so that nobody has to know its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +158,36 @@ pub struct CreateRequest {
     pub boot: Boot,
 }
 
+/// What a machine is handed that has no agent yet.
+pub struct Bring<'a> {
+    /// For the agent.
+    pub boot: Boot,
+    /// How the agent gets there; none is the provider's usual way.
+    pub agent: Option<AgentSource>,
+    /// A native worker is to run there.
+    pub native: bool,
+    /// The keys of hosts that are on record, by `address:port`.
+    pub host_keys: &'a BTreeMap<String, String>,
+}
+
+/// How far a machine is that is being handed its agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Brought {
+    /// Nothing more is to be done: its agent was started, or gets there otherwise.
+    There,
+    /// It is on its way.
+    Pending(Phase),
+    /// Nothing secret was sent yet: the host shows a key that is to be put on record first.
+    Met {
+        /// `address:port`.
+        host: String,
+        /// Its key, as OpenSSH writes it.
+        key: String,
+        /// For people.
+        fingerprint: String,
+    },
+}
+
 /// Where a machine is in its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MachineStatus {
@@ -256,6 +288,20 @@ pub trait Provider: Send + Sync {
     /// Rents a machine. Sent at most once; a time-out or a cut connection is in doubt.
     async fn create(&self, request: CreateRequest) -> Outcome<Machine>;
 
+    /// Whether [`Provider::bring`] has anything to do.
+    fn brings(&self) -> bool {
+        false
+    }
+
+    /// Gets the agent onto a machine that runs, where the adapter does that itself. Asked again until it is there; what takes
+    /// long goes on meanwhile.
+    ///
+    /// # Errors
+    /// [`Cause`] when that machine will never have one.
+    async fn bring(&self, _: &MachineId, _: Bring<'_>) -> Result<Brought, Cause> {
+        Ok(Brought::There)
+    }
+
     /// Every machine whose key begins with this, ended ones that are still billed included.
     ///
     /// # Errors
@@ -279,6 +325,14 @@ pub trait Provider: Send + Sync {
     /// # Errors
     /// [`Cause`] when the provider did not take it.
     async fn release(&self, id: &MachineId) -> Result<Released, Cause>;
+
+    /// How one may log in to a machine; none where its provider lets nobody in by SSH, or we do not know how.
+    ///
+    /// # Errors
+    /// [`Cause`] when that cannot be told.
+    fn login(&self, _: &MachineId) -> Result<Option<Login>, Cause> {
+        Ok(None)
+    }
 
     /// The last `tail` bytes of what the machine itself printed.
     ///

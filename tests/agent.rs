@@ -81,6 +81,7 @@ impl World {
         }
         std::fs::create_dir(&dir).expect("made");
         let config = Config {
+            port: None,
             own_end: None,
             operator: keys::operator(&self.identity, &self.lineage).operator(),
             lineage: self.lineage,

@@ -7,6 +7,8 @@ use std::process::Command;
 
 use stageline::sim::Kind;
 
+use crate::clouds::host::{self, Host};
+
 /// What an example asks to be told.
 const ARGUMENTS: [(&str, &[&str]); 1] = [("command-worker", &["--var", "worker=/opt/worker.py"])];
 
@@ -20,6 +22,12 @@ fn without_facts(plan: &str) -> String {
         Some((before, after)) if before.trim_start().starts_with("local from provider") => {
             let offer = after.split(':').next().unwrap_or_default();
             format!("{before}, offer {offer}: (this computer)\n")
+        }
+        // A stand-in for a host has another port each time.
+        Some((before, after)) if before.contains("@127.0.0.1:") => {
+            let provider = before.split(" from provider ").last().unwrap_or_default();
+            let offer = after.split(':').next().unwrap_or_default();
+            format!("        (a host) from provider {provider}, offer {offer}: (this computer)\n")
         }
         Some(_) | None => format!("{line}\n"),
     };
@@ -49,7 +57,7 @@ fn practice(runtime: &tokio::runtime::Runtime, kind: Kind) -> stageline::sim::Ru
 }
 
 /// Draws the plan of an example, against a state that is empty.
-fn drawn(example: &Path, url: &str) -> String {
+fn drawn(example: &Path, url: &str, hosts: &[Host]) -> String {
     let fetch = example.join("fetch-model");
     if fetch.exists() {
         let status = Command::new(&fetch).status().expect("the script runs");
@@ -58,6 +66,8 @@ fn drawn(example: &Path, url: &str) -> String {
     let state = tempfile::tempdir().expect("a folder");
     let name = example.file_name().unwrap_or_default();
     let asked = ARGUMENTS.iter().find(|(example, _)| name == *example);
+    let port = |n: usize| hosts.get(n).map_or(1, |host| host.port).to_string();
+    let key = hosts.first().map(|host| host.path("user"));
     let output = Command::new(env!("CARGO_BIN_EXE_stageline"))
         .args(["plan", "--color", "never", "-f", "topology.toml", "--state"])
         .arg(state.path())
@@ -65,6 +75,10 @@ fn drawn(example: &Path, url: &str) -> String {
         .current_dir(example)
         .env("COLUMNS", "100")
         .env("STAGELINE_VAR_URL", url)
+        .env("STAGELINE_VAR_FIRST", port(0))
+        .env("STAGELINE_VAR_SECOND", port(1))
+        .env("STAGELINE_VAR_USER", host::user())
+        .env("STAGELINE_VAR_KEY", key.unwrap_or_default())
         .env("VAST_API_KEY", "any")
         .env("LAMBDA_API_KEY", "any")
         .env("RUNPOD_API_KEY", "any")
@@ -79,6 +93,11 @@ fn drawn(example: &Path, url: &str) -> String {
 fn every_example_has_the_plan_that_is_drawn_for_it() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let clouds = CLOUDS.map(|(example, kind)| (example, practice(&runtime, kind)));
+    // Both take the key of the first one.
+    let hosts: Vec<Host> = (0..2).filter_map(|_| Host::new()).collect();
+    if let [first, second] = &hosts[..] {
+        std::fs::copy(first.path("authorized"), second.path("authorized")).expect("copied");
+    }
     let mut examples: Vec<PathBuf> = std::fs::read_dir(root().join("examples"))
         .expect("there are examples")
         .map(|entry| entry.expect("a folder").path())
@@ -95,7 +114,10 @@ fn every_example_has_the_plan_that_is_drawn_for_it() {
         let golden = root().join("plans").join(format!("{name}.txt"));
         let cloud = clouds.iter().find(|(example, _)| *example == name);
         let url = cloud.map_or_else(String::new, |(_, cloud)| cloud.url());
-        let drawn = drawn(&example, &url);
+        if name == "ssh" && hosts.len() < 2 {
+            continue;
+        }
+        let drawn = drawn(&example, &url, &hosts);
         #[expect(
             clippy::disallowed_methods,
             reason = "asked for by whoever runs the tests"

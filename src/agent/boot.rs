@@ -127,6 +127,7 @@ mod tests {
                 attempt: Attempt(5),
                 relay: None,
                 listen: None,
+                port: None,
                 own_end: None,
             },
             relay: serde_json::from_str(r#"{"url":"https://relay.example","token":"t"}"#).ok(),

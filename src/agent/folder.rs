@@ -45,6 +45,9 @@ pub struct Config {
     /// Where it listens; none is a free port, of the loopback without a relay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
+    /// The port that it listens on where that is free, in the place of the one of `listen`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
     /// How it ends itself by its limits; none where it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_end: Option<OwnEnd>,

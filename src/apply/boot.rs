@@ -32,7 +32,7 @@ const LOG_LINES: usize = 60;
 const LOG_LINE_MAX: usize = 200;
 
 /// What is seen of a machine that is on its way.
-enum Glance {
+pub(super) enum Glance {
     /// Its agent answers, with facts that fit.
     Ready(Box<LeaseReady>),
     /// It will never be what was asked for.
@@ -287,7 +287,7 @@ impl<'a> Run<'a> {
             if !matches!(glance, Ok(Glance::Unlisted)) {
                 known = before;
             }
-            let phase = match glance.map_err(Stop::Refused)? {
+            let phase = match glance? {
                 Glance::Ready(ready) => return Ok(Ok(*ready)),
                 Glance::Failed(failure) => return Ok(Err(failure)),
                 Glance::Unlisted if before.saturating_sub(known) >= horizon(provider.traits()) => {
@@ -337,7 +337,7 @@ impl<'a> Run<'a> {
         lease: &LeaseId,
         spec: &LeaseSpec,
         held: &LeaseReceipt,
-    ) -> Result<Glance, Cause> {
+    ) -> Result<Glance, Stop> {
         let machine = match provider.describe(&held.machine).await {
             Ok(Some(machine)) => machine,
             Ok(None) => {
@@ -357,15 +357,23 @@ impl<'a> Run<'a> {
             MachineStatus::Pending(phase) => return Ok(Glance::Pending(phase.clone())),
             MachineStatus::Running => {}
         }
+        if provider.brings()
+            && let Some(glance) = self.bring(provider, lease, held).await?
+        {
+            return Ok(glance);
+        }
         let (generation, attempt) = held.request_key.try_of();
         let target = Target {
             lease: lease.clone(),
-            endpoint: self
-                .keys()?
-                .endpoint(&self.made_for(lease), generation, attempt),
+            endpoint: self.keys().map_err(Stop::Refused)?.endpoint(
+                &self.made_for(lease),
+                generation,
+                attempt,
+            ),
             contact: machine.contact.clone(),
         };
-        let facts = match self.machines()?.status(&target).await {
+        let machines = self.machines().map_err(Stop::Refused)?;
+        let facts = match machines.status(&target).await {
             Ok(status) => with_claims(status.facts, &machine.facts),
             Err(error @ MachineError::Refused { .. }) => {
                 return Ok(Glance::Failed(Failure {

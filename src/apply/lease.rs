@@ -245,7 +245,11 @@ impl<'a> Run<'a> {
         let terms = terms.ok_or_else(|| gone(format!("{lease}: no offer `{}`", choice.offer)))?;
         let why = unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour);
         if why.is_empty() && quote.supply == Supply::Many(0) {
-            let message = format!("{lease}: offer `{id}` is sold out");
+            let note = quote.note().map(|note| format!(": {note}"));
+            let message = format!(
+                "{lease}: offer `{id}` is sold out{}",
+                note.unwrap_or_default()
+            );
             return Err(Stop::Refused(Cause::new(FailureClass::Capacity, message)));
         }
         if why.is_empty() {

@@ -222,7 +222,7 @@ fn row(quote: &Quote) -> [String; 7] {
         rest.push("spot".to_owned());
     }
     if quote.supply == Supply::Many(0) {
-        rest.push("sold out".to_owned());
+        rest.push(quote.note().unwrap_or("sold out").to_owned());
     }
     [
         format!("{}/h", quote.price_per_hour),

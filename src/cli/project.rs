@@ -1,12 +1,13 @@
 //! The topology that a command is about, and where its state is.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Fingerprint, Name};
 use stageline_core::topology::{self, SourceFile, Topology, VarSources};
 
-use super::{Failure, Global};
+use super::{Failure, Global, own_hosts};
 use crate::ambient;
 use crate::store::{self, Mode, StateUrl, Store, Surroundings, folder_name};
 
@@ -37,6 +38,9 @@ pub(crate) struct Place {
     pub workspace: Option<Name>,
     /// What stays on this computer wherever the state is: machines of `local`, models that were fetched.
     pub local: PathBuf,
+    /// Keys of hosts that the topology names, by `address:port`, where it can be read: they count more than what is recorded, also
+    /// for commands that need no topology.
+    pub host_keys: BTreeMap<String, String>,
 }
 
 impl Place {
@@ -79,6 +83,7 @@ impl Project {
             name: topology.name.clone(),
             workspace: workspace(global)?,
             local: folder.join("state"),
+            host_keys: own_hosts::host_keys(&topology),
         };
         Ok(Self {
             digest: topology::digest(&topology),
@@ -104,11 +109,16 @@ pub(crate) fn place(global: &Global) -> Result<Place, Failure> {
         .and_then(|(topology, _)| topology.state.as_deref());
     let url = state_url(global, declared, &folder)?;
     let workspace = workspace(global)?;
+    let told = read
+        .as_ref()
+        .map(|(topology, _)| own_hosts::host_keys(topology));
+    let host_keys = told.unwrap_or_default();
     let of = |name| Place {
         url: url.clone(),
         name,
         workspace: workspace.clone(),
         local: folder.join("state"),
+        host_keys: host_keys.clone(),
     };
     if let Some(name) = &global.name {
         let name = name

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stageline_core::event::Event;
-use stageline_core::id::Address;
+use stageline_core::id::{Address, LeaseId};
 use stageline_core::journal::Verb;
 use stageline_core::unit::{Bytes, MicroDollars, Millis};
 use tokio::task::JoinHandle;
@@ -186,6 +186,7 @@ impl Shared {
             Event::LeaseUp { lease, machine, price_per_hour } => {
                 Some(format!("{lease}: machine {machine} is up, {price_per_hour} per hour"))
             }
+            Event::HostMet { lease, host, fingerprint } => Some(met(lease, host, fingerprint)),
             Event::MachineFailed { machine, cause, noted, goes_on, log, .. } => {
                 let label = self.console.paint("1;31", "gave up");
                 let mut text = cause.message.clone();
@@ -309,6 +310,7 @@ impl Board {
                 }
             }
             Event::StepRefused { .. }
+            | Event::HostMet { .. }
             | Event::Lapsed { .. }
             | Event::StepBlocked { .. }
             | Event::Retrying { .. }
@@ -389,6 +391,10 @@ fn rounded(span: Millis) -> String {
     } else {
         Millis(span.0 / 1000 * 1000).to_string()
     }
+}
+
+fn met(lease: &LeaseId, host: &str, fingerprint: &str) -> String {
+    format!("{lease}: {host} is known by {fingerprint} from now on; another key is refused")
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use stageline_core::unit::{MicroDollars, Millis};
 
 use super::Failure;
 use super::keys::References;
+use super::own_hosts;
 use super::project::Place;
 use super::session::local;
 use crate::ambient::SharedClock;
@@ -22,6 +23,7 @@ use crate::provider::http::CloudSettings;
 use crate::provider::lambda::Lambda;
 use crate::provider::local::{LocalProvider, Sight};
 use crate::provider::runpod::Runpod;
+use crate::provider::ssh::SshProvider;
 use crate::provider::vastai::Vastai;
 
 /// What providers are made from.
@@ -67,6 +69,9 @@ impl Sellers<'_> {
                     let settings = self.settings(name, api_key, url.as_deref(), account);
                     made(*cloud, settings, ssh_key.clone())
                 }
+                ProviderKind::Ssh { hosts } => Arc::new(SshProvider::new(own_hosts::settings(
+                    self, name, hosts, account,
+                ))),
                 ProviderKind::Command { programs, timeout } => {
                     Arc::new(CommandProvider::new(CommandSettings {
                         offers: self.claims(name),
@@ -85,6 +90,11 @@ impl Sellers<'_> {
             {
                 let settings = self.programs(&name, &programs, RECORDED_TIMEOUT, account);
                 providers.insert_recorded(name, Arc::new(CommandProvider::new(settings)));
+                continue;
+            }
+            if kind == "ssh" && !declared.contains(&(name.clone(), kind.clone())) {
+                let settings = own_hosts::settings(self, &name, &[], account);
+                providers.insert_recorded(name, Arc::new(SshProvider::new(settings)));
                 continue;
             }
             let cloud = Cloud::ALL.into_iter().find(|cloud| cloud.as_str() == kind);
@@ -122,7 +132,7 @@ impl Sellers<'_> {
     }
 
     /// What the offers of a provider claim.
-    fn claims(&self, provider: &Name) -> BTreeMap<Name, Claims> {
+    pub(super) fn claims(&self, provider: &Name) -> BTreeMap<Name, Claims> {
         let offers = self
             .topology
             .into_iter()
@@ -152,6 +162,7 @@ impl Sellers<'_> {
             records: self.place.folder().join("commands").join(name.as_str()),
             account,
             relay: relay.map(|relay| relay.url.clone()),
+            means: own_hosts::means(self),
             clock: self.clock.clone(),
         }
     }

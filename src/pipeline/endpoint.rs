@@ -172,6 +172,14 @@ pub fn contact(endpoint: &Endpoint) -> Contact {
             .into_iter()
             .filter(|address| !unspecified(address)),
     );
+    if direct.is_empty() {
+        // Without any network there is the loopback; whoever knows the host's address needs the port.
+        let ports = endpoint
+            .bound_sockets()
+            .into_iter()
+            .map(|address| address.port());
+        direct.extend(ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port))));
+    }
     direct.sort();
     direct.dedup();
     Contact {

@@ -45,6 +45,7 @@ fn told(account: &Account) -> String {
         key_fingerprint,
         url,
         programs: _,
+        ssh_keys: _,
     } = account;
     let at = url.as_ref().map(|url| format!(" at {url}"));
     let key = api_key.as_ref().map(|reference| {
@@ -77,6 +78,7 @@ mod tests {
                 .is_none()
                 .then(|| format!("file://computer-{id}/machines")),
             programs: None,
+            ssh_keys: Vec::new(),
         }
     }
 

@@ -8,6 +8,7 @@
 
 mod acquire;
 mod answer;
+mod bring;
 mod program;
 mod record;
 mod release;
@@ -34,8 +35,9 @@ use self::record::{Record, Records, Stage};
 use super::http::Shared;
 use crate::ambient::{Computer, SharedClock, crash_point};
 use crate::provider::{
-    Blind, CreateRequest, Machine, MachineStatus, Phase, Provider, Released, Traits,
+    Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, Phase, Provider, Released, Traits,
 };
+use crate::ssh::{Login, Means};
 
 /// The most that `acquire` and `release` may print, by the contract.
 const ACQUIRE_MAX: usize = 16 << 10;
@@ -82,6 +84,8 @@ pub struct CommandSettings {
     pub account: Option<Account>,
     /// The relay that agents keep a connection to.
     pub relay: Option<String>,
+    /// What machines are logged in to with, where their program tells an SSH address.
+    pub means: Means,
     /// For deadlines.
     pub clock: SharedClock,
 }
@@ -95,6 +99,7 @@ pub struct CommandProvider {
     /// Machines whose `acquire` this process waits for.
     acquiring: Mutex<BTreeSet<MachineId>>,
     releases: release::Releases,
+    doors: bring::Doors,
 }
 
 impl CommandProvider {
@@ -128,6 +133,7 @@ impl CommandProvider {
             listing: Shared::new(),
             acquiring: Mutex::default(),
             releases: release::Releases::default(),
+            doors: bring::Doors::default(),
         }
     }
 
@@ -410,6 +416,7 @@ impl Provider for CommandProvider {
             key_fingerprint: String::new(),
             url: Some(format!("file://{}{root}", computer.name)),
             programs: Some(Box::new(self.settings.programs.clone())),
+            ssh_keys: Vec::new(),
         }))
     }
 
@@ -418,6 +425,20 @@ impl Provider for CommandProvider {
             Ok(offer) => self.acquire(&request, offer).await,
             Err(cause) => Outcome::Refused(cause),
         }
+    }
+
+    fn brings(&self) -> bool {
+        true
+    }
+
+    async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {
+        let brought = self.push(id, what).await;
+        brought.map_err(|cause| self.named(cause))
+    }
+
+    fn login(&self, id: &MachineId) -> Result<Option<Login>, Cause> {
+        let record = self.records.read(id)?;
+        Ok(record.and_then(|record| self.way_in(&record, None)))
     }
 
     async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {

@@ -69,6 +69,7 @@ impl CloudSettings {
                 .map_or_else(|_| String::new(), |key| fingerprint(key.expose_secret())),
             url: self.url.clone(),
             programs: None,
+            ssh_keys: Vec::new(),
         }
     }
 }
@@ -90,6 +91,7 @@ pub fn package(boot: &Boot, listen: Option<std::net::SocketAddr>) -> Package {
             attempt: boot.attempt,
             relay: None,
             listen,
+            port: None,
             own_end: None,
         },
         relay: boot.relay.clone().map(Into::into),

@@ -370,6 +370,7 @@ impl Provider for LocalProvider {
             key_fingerprint: String::new(),
             url: Some(format!("file://{}{root}", computer.name)),
             programs: None,
+            ssh_keys: Vec::new(),
         }))
     }
 

@@ -300,6 +300,7 @@ fn account(id: &str) -> Account {
         key_fingerprint: String::new(),
         url: None,
         programs: None,
+        ssh_keys: Vec::new(),
     }
 }
 

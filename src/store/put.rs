@@ -179,6 +179,7 @@ fn rival(entry: &Entry) -> Option<Rival> {
         | Record::Edited { .. }
         | Record::Closed { .. }
         | Record::Opened { .. }
+        | Record::HostKey { .. }
         | Record::End { .. } => None,
     })
 }

@@ -64,6 +64,14 @@ const SPARED: &[(&str, &str)] = &[
         "agent",
         "runs all the time: its files, log and arguments are searched",
     ),
+    (
+        "ssh",
+        "machines of `local` have none; what it writes is a public key",
+    ),
+    (
+        "forward",
+        "machines of `local` have none; it carries bytes and writes nothing",
+    ),
     ("release", "run at the end"),
     ("destroy", "run at the end"),
 ];

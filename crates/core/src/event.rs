@@ -129,6 +129,15 @@ pub enum Event {
         /// What it costs.
         price_per_hour: MicroDollars,
     },
+    /// A host was met for the first time over SSH, and its key was put on record.
+    HostMet {
+        /// For which machine.
+        lease: LeaseId,
+        /// `address:port`, or the machine where each has a host of its own.
+        host: String,
+        /// The fingerprint of its key.
+        fingerprint: String,
+    },
     /// A machine's agent answered with facts that fit.
     LeaseReady {
         /// Which.
@@ -277,6 +286,7 @@ impl Event {
             | Self::Vanished { address, .. } => Some(address.clone()),
             Self::Launching { lease, .. }
             | Self::LeaseUp { lease, .. }
+            | Self::HostMet { lease, .. }
             | Self::LeaseReady { lease, .. }
             | Self::MachineFailed { lease, .. }
             | Self::Lapsed { lease, .. }

@@ -279,6 +279,17 @@ pub enum Record {
         #[schemars(with = "String")]
         at: Timestamp,
     },
+    /// A host was met for the first time, or is said to have another key now: from here on it is known by this one. Written
+    /// before anything secret is sent to it.
+    HostKey {
+        /// Where it answers: `address:port`.
+        host: String,
+        /// Its key: the type and the base64 of OpenSSH.
+        key: String,
+        /// When.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
     /// Closes a run in order. A run without it was killed and may be resumed.
     End {
         /// All steps of the plan were done.
@@ -457,6 +468,7 @@ impl Record {
             | Self::Edited { .. }
             | Self::Closed { .. }
             | Self::Opened { .. }
+            | Self::HostKey { .. }
             | Self::End { .. } => None,
         };
         let named = brief.into_iter().flatten();
@@ -483,6 +495,7 @@ impl Record {
             | Self::Begin { .. }
             | Self::Closed { .. }
             | Self::Opened { .. }
+            | Self::HostKey { .. }
             | Self::End { .. } => None,
         }
     }

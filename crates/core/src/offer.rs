@@ -137,6 +137,9 @@ impl fmt::Display for QuoteId {
     }
 }
 
+/// The field in which a provider says why something cannot be had now: who has it, or that it does not answer.
+pub const NOTE: &str = "note";
+
 /// How many can take a quote.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
@@ -147,6 +150,18 @@ pub enum Supply {
     One,
     /// A shape of which at least this many can be had now.
     Many(u32),
+}
+
+impl Quote {
+    /// Why it cannot be had now, where its provider says so.
+    pub fn note(&self) -> Option<&str> {
+        let out = self.supply == Supply::Many(0);
+        self.facts
+            .extra
+            .get(NOTE)
+            .filter(|_| out)
+            .map(String::as_str)
+    }
 }
 
 /// A provider's perishable statement: such a machine at such a price.

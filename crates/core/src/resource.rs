@@ -148,6 +148,9 @@ pub struct Account {
     /// The programs that are the provider, where it is one of the user's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Box<Programs>>,
+    /// Files of SSH keys that its hosts are logged in with, by path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ssh_keys: Vec<std::path::PathBuf>,
 }
 
 /// What must be present on a machine before its workers start.

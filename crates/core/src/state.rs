@@ -65,6 +65,9 @@ pub struct State {
     /// Leases that ended by a limit of their own, and stay ended.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lapsed: BTreeMap<LeaseId, Lapse>,
+    /// The key of each host that was met over SSH, by `address:port`: another one is refused.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub host_keys: BTreeMap<String, String>,
     /// Where it goes on, once it was moved away from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,

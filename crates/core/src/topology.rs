@@ -11,6 +11,7 @@ mod convert;
 mod digest;
 mod docs;
 mod files;
+mod hosts;
 mod interpolate;
 mod keys;
 mod moving;
@@ -35,6 +36,7 @@ pub use commands::{Claims, OFFER_FIELD, Programs};
 pub use digest::digest;
 pub use docs::{explain, explain_hint, reference_markdown};
 pub use files::read;
+pub use hosts::SshHost;
 pub use schema::schema;
 pub use value::{FILE_BYTES_MAX, SourceFile};
 pub use vars::{ENV_PREFIX, VarSources};
@@ -187,6 +189,11 @@ pub enum ProviderKind {
         #[serde(skip_serializing_if = "Option::is_none")]
         ssh_key: Option<String>,
     },
+    /// Machines of one's own, by SSH.
+    Ssh {
+        /// Them.
+        hosts: Vec<SshHost>,
+    },
     /// Machines that programs of the user's own get and give back.
     Command {
         /// The programs.
@@ -277,6 +284,8 @@ pub enum AgentSource {
         /// Its digest.
         sha256: Sha256,
     },
+    /// It is pushed there over SSH and started.
+    Ssh,
 }
 
 impl ProviderKind {
@@ -285,6 +294,7 @@ impl ProviderKind {
         match self {
             Self::Local { .. } => "local",
             Self::Cloud { cloud, .. } => cloud.as_str(),
+            Self::Ssh { .. } => "ssh",
             Self::Command { .. } => "command",
         }
     }

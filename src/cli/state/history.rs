@@ -177,6 +177,7 @@ fn told(n: JournalNumber, record: &Record) -> Option<String> {
         Record::Edited { address, why, .. } => format!("{address}: {why}"),
         Record::Closed { to, .. } => format!("moved to {to}"),
         Record::Opened { from, .. } => format!("came from {from}"),
+        Record::HostKey { host, .. } => format!("{host} is known by its key from now on"),
         Record::Genesis { .. }
         | Record::Begin { .. }
         | Record::Started { .. }

@@ -18,9 +18,10 @@ use crate::ambient::crash_point;
 use crate::provider::http::{package, start_script};
 use crate::provider::local::process::identify;
 use crate::provider::{CreateRequest, Machine, Released};
+use crate::ssh::OwnKey;
 
 /// Where an agent listens whose address the program does not tell.
-const PORT: u16 = 41641;
+const PORT: u16 = crate::agent::PORT;
 
 /// Takes note that this process waits for an `acquire`, until it does not any more.
 struct Waiting<'a>(&'a CommandProvider, MachineId);
@@ -59,7 +60,10 @@ impl CommandProvider {
             ("ERRAND_OFFER", offer.to_string()),
             ("ERRAND_LEASE_WHERE", wanted.join(", ")),
             ("ERRAND_LEASE_LOGIN", String::new()),
-            ("ERRAND_LEASE_SSH_KEY", String::new()),
+            (
+                "ERRAND_LEASE_SSH_KEY",
+                OwnKey::of(&boot.agent_key).public().unwrap_or_default(),
+            ),
             ("STAGELINE_NAME", request.request_key.to_string()),
             ("STAGELINE_LEASE", boot.lease.to_string()),
             ("STAGELINE_DISK", gib.to_string()),

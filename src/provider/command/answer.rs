@@ -14,12 +14,17 @@ use stageline_core::unit::{Bytes, MicroDollars};
 use super::record::lease_id;
 use crate::provider::http::{clear, money};
 use crate::provider::{MachineStatus, Phase};
+use crate::ssh::HostKey;
 
 /// What `acquire` says of a machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Acquired {
     /// Where the agent may be reached, as the program says it.
     pub direct: Vec<SocketAddr>,
+    /// Where it is logged in to, as the program says it.
+    pub ssh: Option<String>,
+    /// The key of that host.
+    pub host_key: Option<String>,
     /// The machine's host, which its agent may be reached at where the program does not say better.
     pub host: Option<String>,
 }
@@ -70,8 +75,12 @@ pub(super) fn acquired(line: Option<&str>) -> Result<Acquired, String> {
     if ssh.is_none() && url.is_none() && direct.is_empty() {
         return Err("its last line has neither `agent` nor `ssh` nor `url`".to_owned());
     }
-    if ssh.is_none() && text(&object, "host_key")?.is_some() {
+    let host_key = text(&object, "host_key")?;
+    if ssh.is_none() && host_key.is_some() {
         return Err("`host_key` means nothing without `ssh`".to_owned());
+    }
+    if host_key.is_some_and(|key| HostKey::parse(key).is_none()) {
+        return Err("`host_key` must be a public key, such as \"ssh-ed25519 AAAA...\"".to_owned());
     }
     let local = |place: &str| place.starts_with('/') || place.starts_with("unix:");
     if ssh.is_some_and(local) || url.is_some_and(local) {
@@ -85,7 +94,12 @@ pub(super) fn acquired(line: Option<&str>) -> Result<Acquired, String> {
         }
         (None, None) => None,
     };
-    Ok(Acquired { direct, host })
+    Ok(Acquired {
+        direct,
+        ssh: ssh.map(str::to_owned),
+        host_key: host_key.map(str::to_owned),
+        host,
+    })
 }
 
 /// `user@host`, `host:port` or `ssh://user@host:port`.

@@ -69,6 +69,9 @@ pub(super) struct Record {
     pub state: String,
     /// Where its agent may be reached.
     pub direct: Vec<SocketAddr>,
+    /// Its agent was pushed there.
+    #[serde(default)]
+    pub pushed: bool,
     /// The programs that it was made with, and where they run.
     pub programs: Programs,
     /// See `programs`.
@@ -115,6 +118,7 @@ impl Record {
             boot_id: boot_id(),
             state: String::new(),
             direct: Vec::new(),
+            pushed: false,
             programs: programs.clone(),
             folder: folder.to_owned(),
         }

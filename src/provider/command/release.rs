@@ -84,6 +84,7 @@ impl CommandProvider {
             }
             end_leftovers(&record).await?;
         }
+        self.end_pushed(&record).await;
         record.stage = Stage::Releasing;
         self.records.write(&record)?;
         crash_point("a release, not yet sent");

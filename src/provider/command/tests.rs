@@ -59,6 +59,12 @@ impl Stand {
             records: dir.path().join("notes"),
             account: None,
             relay: None,
+            means: Means {
+                user: "tester".to_owned(),
+                agent: None,
+                host_keys: Arc::default(),
+                builds: Arc::default(),
+            },
             clock: Arc::new(SystemClock),
         });
         Self { dir, provider }
@@ -142,7 +148,6 @@ async fn acquire_is_handed_what_the_contract_says_and_release_what_acquire_print
         "ERRAND_OFFER=box".to_owned(),
         "ERRAND_LEASE_WHERE=cpus>=2".to_owned(),
         "ERRAND_LEASE_LOGIN=".to_owned(),
-        "ERRAND_LEASE_SSH_KEY=".to_owned(),
         "STAGELINE_LEASE=lease.gpu[0]".to_owned(),
         "STAGELINE_IMAGE=an/image:1".to_owned(),
         "STAGELINE_DISK=20".to_owned(),
@@ -150,6 +155,15 @@ async fn acquire_is_handed_what_the_contract_says_and_release_what_acquire_print
         assert!(got.lines().any(|other| other == line), "{line}: {got}");
     }
     assert!(got.contains("STAGELINE_BOOT_0="));
+    let public = got
+        .lines()
+        .find(|line| line.starts_with("ERRAND_LEASE_SSH_KEY="));
+    let made = if cfg!(feature = "ssh") {
+        "ssh-ed25519 AAAA"
+    } else {
+        ""
+    };
+    assert!(public.is_some_and(|line| line.contains(made)), "{got}");
     assert!(!got.contains("ERRAND_LEASE_STATE"));
     // Where the agent is when nothing else is said.
     assert_eq!(
@@ -379,7 +393,7 @@ fn answers_of_acquire() {
     for (line, host) in [
         (r#"{"ssh": "me@pool-3"}"#, "pool-3"),
         (
-            r#"{"ssh": "ssh://me@pool-3:2222", "host_key": "ssh-ed25519 AAAA"}"#,
+            r#"{"ssh": "ssh://me@pool-3:2222", "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"}"#,
             "pool-3",
         ),
         (r#"{"ssh": "me@[2001:db8::1]:22"}"#, "2001:db8::1"),
@@ -399,6 +413,7 @@ fn answers_of_acquire() {
         r#"{"url": "https://x", "host_key": "ssh-ed25519 AAAA"}"#,
         r#"{"agent": "pool-3"}"#,
         r#"{"ssh": 3}"#,
+        r#"{"ssh": "pool-3", "host_key": "AAAA"}"#,
     ] {
         assert!(read(line).is_err(), "{line}");
     }

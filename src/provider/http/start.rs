@@ -9,7 +9,8 @@ use stageline_core::topology::AgentSource;
 /// The script. It leaves the agent behind in the background, for whatever a provider does next.
 pub fn start_script(agent: &AgentSource) -> String {
     match agent {
-        AgentSource::Image => format!("{HEAD}A=stageline\n{RUN}"),
+        // One that is pushed is on no `PATH`, and nothing here starts it.
+        AgentSource::Image | AgentSource::Ssh => format!("{HEAD}A=stageline\n{RUN}"),
         AgentSource::Fetch { url, sha256 } => fetching(url, sha256),
     }
 }

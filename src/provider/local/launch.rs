@@ -179,6 +179,7 @@ fn write_boot(path: &Path, request: &CreateRequest) -> Result<(), FolderError> {
         attempt: boot.attempt,
         relay: None,
         listen: None,
+        port: None,
         own_end: None,
     };
     folder::write_json(&paths.config(), &config)?;

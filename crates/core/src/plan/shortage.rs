@@ -36,12 +36,39 @@ pub(super) fn nothing(
             "{who}: no machine is left; of the {} that are needed, {had} can be had now",
             class.needs.len()
         );
-        return Diagnostic::error("plan/no-offer", message).hint(
-            "lower `count`, add an offer, or raise what the provider lets you have at once (`slots` of a local provider)",
-        );
+        let hint = "lower `count`, add an offer, or raise what the provider lets you have at once (`slots` of a local provider)";
+        let notes = notes(class.spec, markets);
+        let hint = if notes.is_empty() {
+            hint.to_owned()
+        } else {
+            format!("{}; wait, lower `count`, or add an offer", notes.join("; "))
+        };
+        return Diagnostic::error("plan/no-offer", message).hint(hint);
     }
     let message = format!("{who}: no machine that can be had now fits");
     Diagnostic::error("plan/no-offer", message).hint(near_misses(class.spec, markets, avoid))
+}
+
+/// What providers say of offers that cannot be had now.
+fn notes(spec: &LeaseSpec, markets: &Markets) -> Vec<String> {
+    let mut notes: Vec<String> = Vec::new();
+    for terms in &spec.terms {
+        let market = markets.get(&terms.provider);
+        let quotes = market.and_then(|market| market.quotes.as_ref().ok());
+        let told = quotes.into_iter().flatten().filter_map(|quote| {
+            let fits =
+                unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour).is_empty();
+            quote
+                .note()
+                .filter(|_| fits)
+                .map(|note| format!("{}: {note}", quote.id))
+        });
+        notes.extend(told);
+    }
+    notes.sort();
+    notes.dedup();
+    notes.truncate(3);
+    notes
 }
 
 /// The quotes that come nearest, each with the terms that stand in the way.

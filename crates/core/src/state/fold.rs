@@ -126,7 +126,8 @@ impl State {
                 }
                 Ok(())
             }
-            Record::Started { .. }
+            Record::HostKey { .. }
+            | Record::Started { .. }
             | Record::Done { .. }
             | Record::DoneBriefly(_)
             | Record::Refused { .. }
@@ -142,7 +143,7 @@ impl State {
         }
     }
 
-    /// News of one resource.
+    /// News of one resource, or of the world around.
     fn apply_news(&mut self, record: &Record) -> Result<(), &'static str> {
         match record {
             Record::Genesis { .. }
@@ -150,6 +151,9 @@ impl State {
             | Record::Closed { .. }
             | Record::Opened { .. }
             | Record::End { .. } => {}
+            Record::HostKey { host, key, at: _ } => {
+                self.host_keys.insert(host.clone(), key.clone());
+            }
             Record::Started { .. } => self.started(record)?,
             Record::Done { .. } | Record::DoneBriefly(_) => self.done(record)?,
             Record::Refused {
@@ -432,6 +436,8 @@ impl State {
     }
 
     fn ended(&mut self, lease: EndedLease) {
+        // A key that was on record for this machine alone.
+        self.host_keys.remove(lease.receipt.machine.as_str());
         self.ended.push(lease);
         let surplus = self.ended.len().saturating_sub(ENDED_MAX);
         self.ended.drain(..surplus);

@@ -36,6 +36,8 @@ pub(super) struct Written<'a> {
     clock: &'a LedgerClock,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     disowned: &'a BTreeMap<MachineId, Disowned>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    host_keys: &'a BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     closed: &'a Option<String>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -219,6 +221,7 @@ impl State {
             spent,
             clock,
             disowned,
+            host_keys,
             closed,
             bad,
             lapsed: _,
@@ -232,6 +235,7 @@ impl State {
             spent,
             clock,
             disowned,
+            host_keys,
             closed,
             bad,
         }

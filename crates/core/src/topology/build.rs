@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::commands;
 use super::convert::{self, Declared};
+use super::hosts;
 use super::keys::{Kind, ROOT, TableDef};
 use super::read::{Field, Fields, Reader};
 use super::value::{At, Entry, Table, Value};
@@ -232,13 +233,15 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     enum Which {
         Local,
         Cloud(Cloud),
+        Ssh,
         Command,
     }
-    const KINDS: [Which; 5] = [
+    const KINDS: [Which; 6] = [
         Which::Local,
         Which::Cloud(Cloud::Vastai),
         Which::Cloud(Cloud::Lambda),
         Which::Cloud(Cloud::Runpod),
+        Which::Ssh,
         Which::Command,
     ];
     let which = fields.read("kind", |field| convert::choice(field, &KINDS));
@@ -250,7 +253,17 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     let url = fields.read("url", convert::url);
     let ssh_key = fields.read("ssh_key", convert::text);
     let programs = commands::read(fields);
-    let kind = match which? {
+    let own_hosts = hosts::read(fields);
+    let which = which?;
+    if !matches!(which, Which::Ssh) {
+        let kind = match which {
+            Which::Local => "local",
+            Which::Cloud(cloud) => cloud.as_str(),
+            Which::Ssh | Which::Command => "command",
+        };
+        foreign(fields, kind, &hosts::KEYS);
+    }
+    let kind = match which {
         Which::Local => {
             foreign(fields, "local", &["api_key", "url", "ssh_key"]);
             foreign(fields, "local", &commands::KEYS);
@@ -271,6 +284,12 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
                 url,
                 ssh_key,
             }
+        }
+        Which::Ssh => {
+            let others = ["slots", "price_per_hour", "api_key", "url", "ssh_key"];
+            foreign(fields, "ssh", &others);
+            foreign(fields, "ssh", &commands::KEYS);
+            hosts::kind(fields, own_hosts)?
         }
         Which::Command => {
             let others = ["slots", "price_per_hour", "api_key", "url", "ssh_key"];
@@ -301,7 +320,9 @@ fn agent(fields: &Fields<'_>) -> Option<AgentSource> {
         unreachable!("`agent` is defined as a word or a table")
     };
     if field.node.value.table().is_none() {
-        return convert::choice(field, &[()]).map(|()| AgentSource::Image);
+        let ways = [None, Some(AgentSource::Image), Some(AgentSource::Ssh)];
+        let chosen = convert::choice(field, &[0, 1, 2]);
+        return chosen.and_then(|way: usize| ways.into_iter().nth(way).flatten());
     }
     let inner = Fields::inside(field, def, fields.address("agent"))?;
     let url = inner.read("url", convert::url);

@@ -163,6 +163,19 @@ pub(super) fn offers(
                 hint,
             )
         };
+        if let ProviderKind::Ssh { .. } = &provider.kind {
+            let priced = offer
+                .claims
+                .as_ref()
+                .is_some_and(|claims| claims.price_per_hour.is_some());
+            if priced {
+                let message = format!("`offer.{name}`: what a host costs is said by the host");
+                let hint = "move `price_per_hour` from `claims` to the entry in `hosts`";
+                fault("claims", "topology/conflict", message, hint);
+            }
+            bind(name, offer);
+            continue;
+        }
         let ProviderKind::Command { programs, .. } = &provider.kind else {
             if offer.claims.is_some() {
                 let kind = provider.kind.as_str();
@@ -187,10 +200,15 @@ pub(super) fn offers(
             };
             fault(key, "topology/missing-key", message, hint);
         }
-        let own = format!("provider.{OFFER_FIELD}={name}");
-        let own = own.parse().expect("a name is a value of a field");
-        offer.requirement = offer.requirement.and(&own);
-        let facts = &mut offer.claims.get_or_insert_default().facts;
-        facts.extra.insert(OFFER_FIELD.to_owned(), name.to_string());
+        bind(name, offer);
     }
+}
+
+/// Binds an offer to its own claims.
+fn bind(name: &Name, offer: &mut Offer) {
+    let own = format!("provider.{OFFER_FIELD}={name}");
+    let own = own.parse().expect("a name is a value of a field");
+    offer.requirement = offer.requirement.and(&own);
+    let facts = &mut offer.claims.get_or_insert_default().facts;
+    facts.extra.insert(OFFER_FIELD.to_owned(), name.to_string());
 }

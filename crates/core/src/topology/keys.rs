@@ -380,15 +380,25 @@ const IMAGE: Key = Key {
 const AGENT: Key = Key {
     name: "agent",
     kind: Kind::ChoiceOrTable(AGENT_WAYS, &AGENT_FETCH),
-    need: Need::Optional("\"image\""),
+    need: Need::Default("auto"),
     change: Change::Replace,
-    doc: "How stageline's agent gets onto a rented machine. `local` needs none; at `lambda` it is always fetched.",
+    doc: "How stageline's agent gets onto a rented machine. `local` needs none; at `lambda` it is always fetched, at `ssh` always pushed.",
     example: "\"image\"",
 };
 
 /// The ways that need nothing further.
-pub(super) const AGENT_WAYS: &[Choice] =
-    &[("image", "it is in the image, as `stageline` on its PATH")];
+pub(super) const AGENT_WAYS: &[Choice] = &[
+    (
+        "auto",
+        "the provider's usual way: pushed over SSH by `ssh`, and by `command` where its program tells an SSH address and no agent's; \
+         else in the image",
+    ),
+    ("image", "it is in the image, as `stageline` on its PATH"),
+    (
+        "ssh",
+        "stageline logs in, puts it there and starts it; for `ssh` and `command`",
+    ),
+];
 
 static AGENT_FETCH: TableDef = TableDef {
     doc: "The machine fetches the agent when it starts.",

@@ -25,6 +25,9 @@ pub(super) fn check(
             ("image", offer.image.is_some()),
             ("agent", offer.agent.is_some()),
         ];
+        if matches!(kind, Some(ProviderKind::Ssh { .. })) {
+            own_host(root, name, offer);
+        }
         if !matches!(kind, Some(ProviderKind::Local { .. })) {
             continue;
         }
@@ -42,8 +45,35 @@ pub(super) fn check(
     }
 }
 
+/// A machine of one's own runs no image, and its agent is always pushed.
+fn own_host(root: &Fields<'_>, name: &Name, offer: &Offer) {
+    let pushed = matches!(offer.agent, None | Some(AgentSource::Ssh));
+    for (key, wrong) in [("image", offer.image.is_some()), ("agent", !pushed)] {
+        if wrong {
+            let message = format!(
+                "`offer.{name}`: a machine of one's own runs no image, and its agent is pushed over SSH"
+            );
+            root.fault(
+                place(root, "offer", name, key),
+                "topology/conflict",
+                message,
+                format!("remove `{key}`"),
+            );
+        }
+    }
+}
+
 /// A rented machine's agent is in its image, or is fetched by the machine.
 fn agent_comes_from(root: &Fields<'_>, name: &Name, offer: &Offer, cloud: Cloud) {
+    if matches!(offer.agent, Some(AgentSource::Ssh)) {
+        let message = format!(
+            "`offer.{name}`: stageline does not log in to machines of `{}` yet",
+            cloud.as_str()
+        );
+        let hint = "put the agent into the `image`, or write `agent = { url = \"...\", sha256 = \"...\" }`";
+        let at = place(root, "offer", name, "agent");
+        return root.fault(at, "topology/conflict", message, hint);
+    }
     if matches!(offer.agent, Some(AgentSource::Fetch { .. })) {
         return;
     }
@@ -75,7 +105,9 @@ fn agent_comes_from(root: &Fields<'_>, name: &Name, offer: &Offer, cloud: Cloud)
 pub(super) fn reached(root: &Fields<'_>, providers: &BTreeMap<Name, Provider>) {
     let reached = |kind: &ProviderKind| match kind {
         // One's own programs say how their machines are reached.
-        ProviderKind::Local { .. } | ProviderKind::Command { .. } => true,
+        ProviderKind::Local { .. } | ProviderKind::Ssh { .. } | ProviderKind::Command { .. } => {
+            true
+        }
         ProviderKind::Cloud { cloud, url, .. } => !cloud.needs_relay() || url.is_some(),
     };
     for (name, provider) in providers {
@@ -123,8 +155,11 @@ pub(super) fn ends(
             .collect();
         let costs = |offer: &Offer| {
             let provider = providers.get(&offer.provider);
-            provider.is_some_and(|one| match one.kind {
+            provider.is_some_and(|one| match &one.kind {
                 ProviderKind::Local { .. } => false,
+                ProviderKind::Ssh { hosts } => hosts
+                    .iter()
+                    .any(|host| host.price_per_hour != MicroDollars::ZERO),
                 ProviderKind::Cloud { .. } => true,
                 ProviderKind::Command { .. } => {
                     !offer.claims.as_ref().is_some_and(Claims::are_free)

@@ -47,6 +47,8 @@ struct Read {
     #[serde(default)]
     disowned: BTreeMap<MachineId, Disowned>,
     #[serde(default)]
+    host_keys: BTreeMap<String, String>,
+    #[serde(default)]
     closed: Option<String>,
     #[serde(default)]
     bad: Vec<BadHost>,
@@ -267,6 +269,7 @@ impl Read {
             spent: self.spent,
             clock: self.clock,
             disowned: self.disowned,
+            host_keys: self.host_keys,
             closed: self.closed,
             bad: self.bad,
             lapsed: self.lapsed,

@@ -17,6 +17,10 @@ const PROVIDER_KINDS: &[Choice] = &[
         "pods of RunPod, by its API v2; they need a `[relay]`",
     ),
     (
+        "ssh",
+        "machines of your own, each claimed, used and given back over SSH",
+    ),
+    (
         "command",
         "machines that programs of your own get and give back",
     ),
@@ -82,6 +86,15 @@ pub(super) static PROVIDER: TableDef = TableDef {
             ..KEY
         },
         Key {
+            name: "hosts",
+            kind: Kind::Tables(&HOST),
+            need: Need::Optional("required by `ssh`"),
+            doc: "`ssh`: the machines. Each is taken by one lease at a time: who has it is written on the host itself, so that others see \
+                  it too.",
+            example: "[{ address = \"gpu1.example.org\", user = \"ubuntu\" }]",
+            ..KEY
+        },
+        Key {
             name: "acquire",
             kind: Kind::Argv,
             need: Need::Optional("required by `command`"),
@@ -135,13 +148,78 @@ pub(super) static PROVIDER: TableDef = TableDef {
     ],
 };
 
+static HOST: TableDef = TableDef {
+    doc: "A machine of your own, which an SSH server lets you in to.",
+    keys: &[
+        Key {
+            name: "address",
+            need: Need::Required,
+            doc: "Its name or address.",
+            example: "\"gpu1.example.org\"",
+            ..KEY
+        },
+        Key {
+            name: "user",
+            need: Need::Optional("the user who runs stageline"),
+            doc: "As whom stageline logs in. All who share a host log in as the same user, since a claim is in that user's home.",
+            example: "\"ubuntu\"",
+            ..KEY
+        },
+        Key {
+            name: "port",
+            kind: Kind::Integer {
+                min: 1,
+                max: 65_535,
+            },
+            need: Need::Default("22"),
+            doc: "Where its SSH server listens.",
+            example: "2222",
+            ..KEY
+        },
+        Key {
+            name: "key",
+            kind: Kind::File,
+            need: Need::Optional("the SSH agent is asked (`SSH_AUTH_SOCK`)"),
+            doc: "The file of the private key to log in with, relative to the topology file. One that others can read is refused; one with a \
+                  passphrase belongs into an SSH agent.",
+            example: "\"keys/id_ed25519\"",
+            ..KEY
+        },
+        Key {
+            name: "host_key",
+            need: Need::Optional("recorded when the host is met first"),
+            doc: "The host's own public key. Another one is refused. Written here it counts more than what is recorded: that is how a host \
+                  that was set up anew is let in again.",
+            example: "\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKq0\"",
+            ..KEY
+        },
+        Key {
+            name: "price_per_hour",
+            kind: Kind::Money { zero: true },
+            need: Need::Default("0"),
+            doc: "What an hour of it counts for in plans and in the ledger; nobody bills it. 0 is free: then nobody has to see to its end.",
+            example: "0.10",
+            ..KEY
+        },
+        Key {
+            name: "tags",
+            kind: Kind::Texts,
+            need: Need::Optional("none"),
+            doc: "Words of your own, for `where`: `provider.tags=*fast*`.",
+            example: "[\"fast\"]",
+            ..KEY
+        },
+    ],
+};
+
 /// The claims of an offer of one's own programs.
 pub(super) const CLAIMS: Key = Key {
     name: "claims",
     kind: Kind::Table(&CLAIMED),
-    need: Need::Optional("required by offers of `command`, and by no other"),
-    doc: "`command`: what its machines are said to be, since nobody else can tell before one is there. `where` matches it, and what the \
-          machine is found to be is held against it. What is not said is matched by nothing.",
+    need: Need::Optional("required by offers of `command`"),
+    doc: "`command` and `ssh`: what its machines are said to be, since nobody else can tell before one is there. `where` matches it, and what the \
+          machine is found to be is held against it. What is not said is matched by nothing; at `ssh` \
+          it is what is found on the host, and a claim is for what cannot be measured, such as `region`.",
     example: "{ cpus = 8, memory = 32, price_per_hour = 0.40 }",
     ..KEY
 };

@@ -1,0 +1,89 @@
+//! An agent that has to be brought to its machine: by whoever sells it, over a connection whose other end is on record.
+//!
+//! The key of a host is written down before anything secret is sent there, and so outlives this run: another one is refused from
+//! then on.
+
+use stageline_core::event::Event;
+use stageline_core::id::{Address, LeaseId};
+use stageline_core::journal::Record;
+use stageline_core::resource::{EngineSpec, LeaseReceipt, Spec};
+use stageline_core::topology::AgentSource;
+
+use super::boot::{Failure, Glance};
+use super::step::{Run, Stop};
+use crate::provider::{Bring, Brought, Phase, Provider};
+
+impl Run<'_> {
+    /// What is to be said of a machine whose agent is not there yet; none when it was brought.
+    pub(super) async fn bring(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        held: &LeaseReceipt,
+    ) -> Result<Option<Glance>, Stop> {
+        let (generation, attempt) = held.request_key.try_of();
+        let keys = self.keys().map_err(Stop::Refused)?;
+        let host_keys = self.state(|state| state.host_keys.clone());
+        let what = Bring {
+            boot: keys.boot(&self.made_for(lease), generation, attempt),
+            agent: self.agent_of(lease, held),
+            native: self.runs_native(lease),
+            host_keys: &host_keys,
+        };
+        match provider.bring(&held.machine, what).await {
+            Ok(Brought::There) => Ok(None),
+            Ok(Brought::Pending(phase)) => Ok(Some(Glance::Pending(phase))),
+            Ok(Brought::Met {
+                host,
+                key,
+                fingerprint,
+            }) => {
+                let at = self.effects.clock.now();
+                let record = Record::HostKey {
+                    host: host.clone(),
+                    key,
+                    at,
+                };
+                self.journal.append(vec![record]).await?;
+                self.emit(Event::HostMet {
+                    lease: lease.clone(),
+                    host: host.clone(),
+                    fingerprint,
+                });
+                Ok(Some(Glance::Pending(Phase::new(format!(
+                    "the key of {host} is on record"
+                )))))
+            }
+            Err(mut cause) => {
+                cause.message = format!("{lease}: {}", cause.message);
+                Ok(Some(Glance::Failed(Failure {
+                    cause,
+                    noted: true,
+                    moves_on: true,
+                })))
+            }
+        }
+    }
+
+    /// How the agent gets there, by the offer that was taken.
+    fn agent_of(&self, lease: &LeaseId, held: &LeaseReceipt) -> Option<AgentSource> {
+        let Ok(Spec::Lease(spec)) = self.spec(&Address::Lease(lease.clone())) else {
+            return None;
+        };
+        let mut terms = spec.terms.iter();
+        terms.find(|terms| terms.offer == held.offer)?.agent.clone()
+    }
+
+    /// Whether this plan runs a native worker on it.
+    fn runs_native(&self, lease: &LeaseId) -> bool {
+        let specs = self
+            .plan
+            .changes
+            .iter()
+            .filter_map(|change| change.spec.as_ref());
+        specs.into_iter().any(|spec| match spec {
+            Spec::Stage(stage) => stage.on == *lease && stage.engine == EngineSpec::Native,
+            Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_) => false,
+        })
+    }
+}
