@@ -231,6 +231,7 @@ impl<'a> Run<'a> {
                 .unwrap_or(held.price_per_hour)
                 .max(held.price_per_hour),
             limits: self.state(|state| state.resources.get(address)?.limits_in_force()),
+            place: held.place.clone(),
         }
     }
 

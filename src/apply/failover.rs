@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{LeaseId, Name};
+use stageline_core::id::{Address, LeaseId, Name};
 use stageline_core::offer::{Quote, QuoteId, Supply};
-use stageline_core::plan::{Avoid, Choice, Market, Markets, next_offer};
+use stageline_core::plan::{Avoid, Choice, Market, Markets, Placement, Spot, Verdict, next_offer};
 use stageline_core::resource::{Cause, FailureClass, LeaseSpec, Receipt, Spec};
-use stageline_core::state::{State, Tried};
+use stageline_core::state::{Recorded, State, Tried};
 use stageline_core::topology::Requote;
 
 use super::step::{Act, Run, Stop, broken};
@@ -40,6 +40,12 @@ struct Hunt<'a> {
 impl<'a> Run<'a> {
     /// Rents a machine. True when its step is recorded as done by that; false when it was found to be there.
     pub(super) async fn rent(&self, act: Act<'a>, lease: &LeaseId) -> Result<bool, Stop> {
+        let rented = self.search(act, lease).await;
+        self.placing.borrow_mut().remove(lease);
+        rented
+    }
+
+    async fn search(&self, act: Act<'a>, lease: &LeaseId) -> Result<bool, Stop> {
         let Spec::Lease(spec) = self.spec(&act.step.address)? else {
             return Err(Stop::Refused(broken(format!(
                 "the plan's spec for {lease} is no lease"
@@ -88,9 +94,11 @@ impl<'a> Run<'a> {
                 });
             }
             let before = self.last_attempt(act);
+            self.places(lease, &choice.quote);
             match self.launch(act, lease, spec, &choice, requoted).await {
                 Ok(()) => return Ok(true),
                 Err(Stop::Refused(cause)) if cause.class.moves_on() => {
+                    self.placing.borrow_mut().remove(lease);
                     let sent = self.last_attempt(act) != before;
                     hunt.refused(&choice, sent);
                     hunt.last = cause.clone();
@@ -162,10 +170,51 @@ impl<'a> Run<'a> {
     fn listed(&self, act: Act<'a>, hunt: &Hunt<'a>) -> Option<Choice> {
         self.state(|state| {
             let avoid = hunt.avoid(state, act, self.before(act), self.effects.clock.now());
+            let avoid = avoid.beside(self.placement(state, act, hunt.spec));
             let mut left = hunt.shortlist.iter();
             left.find(|choice| !avoid.bars(&choice.quote) && !taken(state, &choice.quote))
                 .cloned()
         })
+    }
+
+    fn places(&self, lease: &LeaseId, quote: &Quote) {
+        let spot = Spot::of(quote);
+        self.placing.borrow_mut().insert(lease.clone(), spot);
+    }
+
+    /// Where the other machines of the table are, those included that are on their way in.
+    fn placement(&self, state: &State, act: Act<'a>, spec: &LeaseSpec) -> Placement {
+        let Address::Lease(own) = &act.step.address else {
+            return Placement::default();
+        };
+        let free = Placement::beside(spec, Vec::new());
+        if free.is_free() {
+            return free;
+        }
+        let sibling = |lease: &LeaseId| lease.name == own.name && lease != own;
+        let stays = |address: &Address, recorded: &Recorded| {
+            let planned = self.plan.changes.iter();
+            let mut planned = planned.filter(|change| change.address == *address);
+            planned.all(|change| match change.verdict {
+                Verdict::Delete => false,
+                Verdict::Create | Verdict::Update | Verdict::Replace | Verdict::Keep => {
+                    recorded.generation >= change.generation
+                }
+            })
+        };
+        let mut others: Vec<Spot> = Vec::new();
+        for (address, recorded) in &state.resources {
+            if let Address::Lease(lease) = address
+                && sibling(lease)
+                && stays(address, recorded)
+            {
+                others.extend(recorded.spots());
+            }
+        }
+        let placing = self.placing.borrow();
+        let placing = placing.iter().filter(|(lease, _)| sibling(lease));
+        others.extend(placing.map(|(_, spot)| spot.clone()));
+        Placement::beside(spec, others)
     }
 
     /// The best of what is quoted now, under the same requirement and ceiling.
@@ -173,6 +222,7 @@ impl<'a> Run<'a> {
         let markets = self.markets(hunt.spec).await;
         Ok(self.state(|state| {
             let avoid = hunt.avoid(state, act, self.before(act), self.effects.clock.now());
+            let avoid = avoid.beside(self.placement(state, act, hunt.spec));
             let mut left = markets;
             for market in left.values_mut() {
                 if let Ok(quotes) = &mut market.quotes {

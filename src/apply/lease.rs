@@ -8,7 +8,7 @@ use std::time::Duration;
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, LeaseId, RequestKey};
 use stageline_core::journal::Launch;
-use stageline_core::offer::{Quote, Supply};
+use stageline_core::offer::{Place, Quote, Supply};
 use stageline_core::plan::{Choice, unfit};
 use stageline_core::resource::{
     Account, Cause, FailureClass, LeaseLimits, LeaseSpec, Outcome, Receipt, Terms,
@@ -179,6 +179,10 @@ impl<'a> Run<'a> {
                 .unwrap_or(quote.price_per_hour)
                 .max(quote.price_per_hour),
             limits: Some(LeaseLimits::of(spec)),
+            place: match (spec.same, spec.spread) {
+                (None, None) => Place::default(),
+                (_, _) => quote.facts.place(),
+            },
         })
     }
 

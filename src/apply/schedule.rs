@@ -106,6 +106,7 @@ fn begin<'a>(
         effects,
         options,
         reserving: RefCell::default(),
+        placing: RefCell::default(),
         sightings: RefCell::default(),
         same_accounts: RefCell::default(),
         halt: options.interrupt.child_token(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, Generation, JournalNumber, LeaseId, Name};
 use stageline_core::journal::{Launch, Record, Verb};
-use stageline_core::plan::{Change, Plan, Step, StepId};
+use stageline_core::plan::{Change, Plan, Spot, Step, StepId};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome, Receipt, Spec};
 use stageline_core::state::State;
 use stageline_core::unit::{MicroDollars, Millis, Timestamp};
@@ -58,6 +58,8 @@ pub(super) struct Run<'a> {
     pub options: &'a Options,
     /// Reservations of launches that are being appended and are not in the state yet.
     pub reserving: RefCell<BTreeMap<(LeaseId, Attempt), MicroDollars>>,
+    /// Where machines that are being rented would be.
+    pub placing: RefCell<BTreeMap<LeaseId, Spot>>,
     /// When machines that are being released were there for sure, last.
     pub sightings: RefCell<BTreeMap<Address, Timestamp>>,
     /// Accounts that are the same under another name: the second one listed what was made on the first.

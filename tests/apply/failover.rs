@@ -528,3 +528,32 @@ fn what_no_other_offer_can_mend_stops_the_branch() {
         assert_eq!(launched(&report).len(), 1, "{class:?}");
     }
 }
+
+#[test]
+fn machines_that_must_be_apart_stay_apart_when_both_fail_over() {
+    let hosts = ["1", "2", "3", "3", "4"];
+    let asks = (1..).zip(hosts).map(|(i, host)| {
+        let plain = shape(&format!("ask-{i}"), PRICE.times(i));
+        Shape {
+            supply: Supply::One,
+            facts: Facts {
+                host: Some(host.to_owned()),
+                ..plain.facts.clone()
+            },
+            ..plain
+        }
+    });
+    let world = World::with(AccountSpec::new(asks.collect()));
+    // Each one's own offer is gone; what may follow is the same list for both.
+    world.faults(
+        FaultTable::none()
+            .on(Verb::Create, When::Nth(1), Fault::OfferGone)
+            .on(Verb::Create, When::Nth(2), Fault::OfferGone),
+    );
+    let text = text(2, "spread = \"host\"");
+    let report = world.apply(&text);
+    world.check_settled(&text, &report);
+    let all: BTreeSet<String> = launched(&report).into_iter().collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    assert_eq!(all, ["ask-1", "ask-2", "ask-3", "ask-5"], "host 3 once");
+}

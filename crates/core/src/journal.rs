@@ -13,7 +13,7 @@ use crate::id::{
     Address, Attempt, Epoch, Fingerprint, Generation, JournalNumber, LeaseId, Lineage, MachineId,
     Name, Nonce, OperatorId, PlanId, RequestKey, WriterId,
 };
-use crate::offer::QuoteId;
+use crate::offer::{Place, QuoteId};
 use crate::plan::StepId;
 use crate::resource::{Account, Cause, LeaseLimits, Receipt, Spec};
 use crate::state::{Limit, Recorded};
@@ -346,6 +346,9 @@ pub struct Launch {
     /// The limits that its machine is under from its first moment. Entries of before have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LeaseLimits>,
+    /// Where the quote's machine is, for a lease that must be near others or apart from them.
+    #[serde(default, skip_serializing_if = "Place::is_unknown")]
+    pub place: Place,
 }
 
 /// What a step does. One remote effect, with at most one call that is unsafe to repeat.

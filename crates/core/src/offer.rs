@@ -106,7 +106,47 @@ pub struct Place {
     pub host: Option<String>,
 }
 
+/// How near two machines are, or how far apart: what they have in common, or must not.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Domain {
+    /// [`Facts::region`].
+    Region,
+    /// [`Facts::datacenter`].
+    Datacenter,
+    /// [`Facts::host`].
+    Host,
+}
+
+impl Domain {
+    /// As the topology says it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Region => "region",
+            Self::Datacenter => "datacenter",
+            Self::Host => "host",
+        }
+    }
+}
+
+impl std::fmt::Display for Domain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Place {
+    /// What the provider calls the place of this domain; none when it does not tell.
+    pub fn of(&self, domain: Domain) -> Option<&str> {
+        match domain {
+            Domain::Region => self.region.as_deref(),
+            Domain::Datacenter => self.datacenter.as_deref(),
+            Domain::Host => self.host.as_deref(),
+        }
+    }
+
     /// Nothing is told.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()

@@ -23,6 +23,7 @@ mod limits;
 mod market;
 mod models;
 mod parts;
+mod placement;
 mod protect;
 mod refresh;
 mod scope;
@@ -53,6 +54,7 @@ pub use expand::{Desired, expand, expand_within, recorded_graph};
 pub use lapsed::{Renew, lapses};
 pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit};
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
+pub use placement::{Placement, Spot};
 pub use protect::is_protected;
 pub use scope::{Selector, select};
 

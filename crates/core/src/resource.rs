@@ -15,7 +15,7 @@ use crate::id::{
     Address, EndpointKey, Fingerprint, JournalNumber, LeaseId, MachineId, Name, RequestKey, Sha256,
     StageId,
 };
-use crate::offer::{Facts, Place, QuoteId, Requirement};
+use crate::offer::{Domain, Facts, Place, QuoteId, Requirement};
 use crate::shared::Shared;
 use crate::topology::{AgentSource, Dtype, Layers, Programs, Requote, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
@@ -72,6 +72,12 @@ pub struct LeaseSpec {
     /// From the first create until all of them are ready; none is as long as each may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang_timeout: Option<Millis>,
+    /// All machines of its table are in one of these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub same: Option<Domain>,
+    /// No two machines of its table are in one of these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Domain>,
 }
 
 const fn five() -> u32 {

@@ -42,7 +42,7 @@ pub use value::{FILE_BYTES_MAX, SourceFile};
 pub use vars::{ENV_PREFIX, VarSources};
 
 use crate::id::{LeaseId, Name, Sha256};
-use crate::offer::Requirement;
+use crate::offer::{Domain, Requirement};
 use crate::state::LeaseRange;
 use crate::unit::{Bytes, MicroDollars, Millis};
 
@@ -363,6 +363,10 @@ pub struct Lease {
     pub gang: Option<bool>,
     /// From the first create until all are ready; none is as long as each may take.
     pub gang_timeout: Option<Millis>,
+    /// All of its machines are in one of these.
+    pub same: Option<Domain>,
+    /// No two of its machines are in one of these.
+    pub spread: Option<Domain>,
 }
 
 /// A `[pipeline.X]`.

@@ -108,6 +108,7 @@ fn started(generation: u32, attempt: u32) -> Record {
             price_per_hour: PRICE,
             reservation: CEILING,
             limits: None,
+            place: Place::default(),
         })),
         on: None,
         at: AT,

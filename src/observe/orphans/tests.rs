@@ -220,6 +220,7 @@ async fn a_try_on_record_is_no_orphan_and_one_given_up_is_told() {
         price_per_hour: PRICE,
         reservation: PRICE,
         limits: None,
+        place: stageline_core::offer::Place::default(),
     };
     let open = OpenAttempt {
         launch,

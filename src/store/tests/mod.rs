@@ -110,6 +110,7 @@ fn try_of(index: u32, attempt: Attempt) -> Record {
             price_per_hour: MicroDollars(100_000),
             reservation: MicroDollars(200_000),
             limits: None,
+            place: stageline_core::offer::Place::default(),
         })),
         on: None,
         address,

@@ -2,7 +2,8 @@
 //!
 //! Identical leases form a class. A class takes the cheapest quotes that fit it; where classes want the same scarce quotes,
 //! [`flow`] finds the least total price exactly. Above [`CLASSES_MAX`] classes that compete, they are served one after
-//! another in the order of addresses, and the plan says so. Quotes are sorted once, and looked at only as far as they can
+//! another in the order of addresses, and the plan says so. Tables with `same` or `spread` are served before all others, each
+//! at the least price that [`placement`] allows it. Quotes are sorted once, and looked at only as far as they can
 //! matter. Equal shortlists are one value, however many leases have them.
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 use super::avoid::Avoid;
 use super::flow::{self, Given, Wanting};
 use super::market::{Candidate, Fitting, Markets, SHORTLIST_MAX, quotes};
+use super::placement::{self, Placement, Spot};
 use super::{Choice, shortage};
 use crate::diagnostic::Diagnostic;
 use crate::id::{LeaseId, Name};
@@ -55,23 +57,33 @@ pub(super) struct Class<'n, 'a> {
     pub(super) blind: Vec<(&'a Name, Cause)>,
 }
 
-/// Shortlists for all needs.
-pub(super) fn assign<'a>(needs: &[Need<'a>], markets: &'a Markets, avoid: &Avoid<'_>) -> Assigned {
+/// Shortlists for all needs. `stays` has where the machines of a table are that stay.
+pub(super) fn assign<'a>(
+    needs: &[Need<'a>],
+    markets: &'a Markets,
+    avoid: &Avoid<'_>,
+    stays: &BTreeMap<&Name, Vec<Spot>>,
+) -> Assigned {
     let mut found = Assigned::default();
     if needs.is_empty() {
         return found;
     }
     let (quotes, fine) = quotes(markets, avoid);
-    let stock = stock(needs, &quotes);
-    let mut classes = classes(needs);
+    let mut stock = stock(needs, &quotes);
+    let (bound, free): (Vec<_>, Vec<_>) = needs.iter().partition(|need| placement::asks(need.spec));
+    for table in bound.chunk_by(|a, b| a.lease.name == b.lease.name) {
+        let stays = stays.get(&table[0].lease.name).cloned().unwrap_or_default();
+        let (class, given) = Class::placed(table, stays, markets, &quotes, &stock, fine);
+        for (item, count) in &given {
+            stock[*item] -= count;
+        }
+        class.unseen(&mut found.notes);
+        class.list(&given, &stock, markets, avoid, &mut found);
+    }
+    let mut classes = classes(&free);
     for class in &mut classes {
         class.look(markets, &quotes, &stock, needs.len());
-        if !class.candidates.is_empty() {
-            let leases = class.needs.len();
-            found.notes.extend(class.blind.iter().map(|(provider, cause)| {
-                format!("provider `{provider}` cannot be seen ({}); {leases} leases are planned without it", cause.message)
-            }));
-        }
+        class.unseen(&mut found.notes);
     }
     let given = share(&classes, &stock, fine, &mut found.notes);
     let mut left = stock;
@@ -99,7 +111,7 @@ fn stock(needs: &[Need<'_>], quotes: &[&Quote]) -> Vec<u32> {
     quotes.iter().map(count).collect()
 }
 
-fn classes<'n, 'a>(needs: &'n [Need<'a>]) -> Vec<Class<'n, 'a>> {
+fn classes<'n, 'a>(needs: &[&'n Need<'a>]) -> Vec<Class<'n, 'a>> {
     let mut classes: Vec<Class<'n, 'a>> = Vec::new();
     let mut places: BTreeMap<(Bytes, &[Terms]), usize> = BTreeMap::new();
     let mut last: Option<(&Shared<LeaseSpec>, usize)> = None;
@@ -161,7 +173,70 @@ fn share(classes: &[Class<'_, '_>], stock: &[u32], fine: usize, notes: &mut Vec<
     classes.iter().map(&mut serve).collect()
 }
 
-impl<'a> Class<'_, 'a> {
+impl<'n, 'a> Class<'n, 'a> {
+    /// The leases of a table that asks something of places, with what fits beside each other, and what they take of it.
+    fn placed(
+        needs: &[&'n Need<'a>],
+        stays: Vec<Spot>,
+        markets: &Markets,
+        quotes: &[&'a Quote],
+        stock: &[u32],
+        fine: usize,
+    ) -> (Self, BTreeMap<usize, u32>) {
+        let spec: &'a LeaseSpec = needs[0].spec;
+        let mut fitting = Fitting::new(spec, markets);
+        // Machines of one table may need different memory; one that fits all is looked for.
+        let mut specs: Vec<&'a LeaseSpec> = needs.iter().map(|need| &**need.spec).collect();
+        specs.dedup();
+        let mut others: Vec<Fitting<'a>> = specs[1..]
+            .iter()
+            .map(|spec| Fitting::new(spec, markets))
+            .collect();
+        let mut candidates: Vec<(usize, Candidate<'a>)> = Vec::new();
+        for (item, quote) in quotes
+            .iter()
+            .enumerate()
+            .filter(|(item, _)| stock[*item] > 0)
+        {
+            let candidate = fitting.candidate(quote);
+            let all = others
+                .iter_mut()
+                .all(|other| other.candidate(quote).is_some());
+            candidates.extend(candidate.filter(|_| all).map(|candidate| (item, candidate)));
+        }
+        let beside = Placement::beside(spec, stays.clone());
+        let chosen = placement::choose(needs.len(), &beside, &candidates, stock, fine);
+        let mut given: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut all = stays;
+        for at in &chosen {
+            let (item, candidate) = &candidates[*at];
+            *given.entry(*item).or_default() += 1;
+            all.push(Spot::of(candidate.quote));
+        }
+        // What may follow when the first choice fails: beside all that were chosen.
+        let beside = Placement::beside(spec, all);
+        candidates.retain(|(item, candidate)| {
+            given.contains_key(item) || beside.allows(&Spot::of(candidate.quote))
+        });
+        let class = Self {
+            spec,
+            needs: needs.to_vec(),
+            candidates,
+            blind: fitting.blind,
+        };
+        (class, given)
+    }
+
+    /// Providers that cannot be seen, where others can.
+    fn unseen(&self, notes: &mut Vec<String>) {
+        if !self.candidates.is_empty() {
+            let leases = self.needs.len();
+            notes.extend(self.blind.iter().map(|(provider, cause)| {
+                format!("provider `{provider}` cannot be seen ({}); {leases} leases are planned without it", cause.message)
+            }));
+        }
+    }
+
     /// Finds what fits, cheapest first: as much as all leases together could take, and alternatives.
     fn look(&mut self, markets: &'a Markets, quotes: &[&'a Quote], stock: &[u32], needs: usize) {
         let mut fitting = Fitting::new(self.spec, markets);

@@ -3,6 +3,7 @@
 //! A note bars what certainly leads to the bad host. A shape that may lead to any host is only put last. Nothing here
 //! forgets a note: that is the state's to do.
 
+use super::placement::{Placement, Spot};
 use crate::id::Name;
 use crate::offer::{Quote, QuoteId};
 use crate::state::{BadHost, Tried};
@@ -12,6 +13,7 @@ use crate::state::{BadHost, Tried};
 pub struct Avoid<'a> {
     notes: Vec<&'a BadHost>,
     tried: Vec<(&'a Name, &'a QuoteId)>,
+    placement: Placement,
 }
 
 /// Whether a quote may be taken.
@@ -31,7 +33,15 @@ impl<'a> Avoid<'a> {
         Self {
             notes: notes.collect(),
             tried: Vec::new(),
+            placement: Placement::default(),
         }
+    }
+
+    /// Nor what does not fit beside the others of the table.
+    #[must_use]
+    pub fn beside(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
     }
 
     /// Neither is this taken again.
@@ -51,6 +61,9 @@ impl<'a> Avoid<'a> {
     /// Whether this quote may be taken.
     pub(super) fn standing(&self, quote: &Quote) -> Standing {
         if self.tried.contains(&(&quote.provider, &quote.id)) {
+            return Standing::Never;
+        }
+        if !self.placement.is_free() && !self.placement.allows(&Spot::of(quote)) {
             return Standing::Never;
         }
         match self.notes.iter().find(|note| note.meets(quote)) {

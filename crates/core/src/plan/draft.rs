@@ -11,6 +11,7 @@ use super::avoid::Avoid;
 use super::expand::Desired;
 use super::lapsed::{Place, Renew};
 use super::market::Markets;
+use super::placement::{self, Siblings, Spot};
 use super::{
     Change, Drift, EXPIRES_AFTER, FORMAT, FieldChange, LeaseTerms, Mode, Money, Plan, Verdict,
     fields, limits, scope, spend, steps,
@@ -130,6 +131,8 @@ pub(super) struct Drafting<'a> {
     pub(super) input: Draft<'a>,
     pub(super) replace: BTreeSet<&'a Address>,
     pub(super) fates: BTreeMap<&'a LeaseId, Fate>,
+    /// Machines that do not fit beside the others of their table, each with the reason.
+    pub(super) displaced: BTreeMap<&'a LeaseId, String>,
     /// Pipelines of which something is made or changed, with the first reason.
     pub(super) touched: BTreeMap<&'a Name, String>,
     pub(super) rows: Vec<Row<'a>>,
@@ -148,12 +151,14 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
         input: *input,
         replace: input.options.replace.iter().collect(),
         fates: BTreeMap::new(),
+        displaced: BTreeMap::new(),
         touched: BTreeMap::new(),
         rows: Vec::new(),
         drift: Vec::new(),
         notes: scope.notes.clone(),
         faults: Vec::new(),
     };
+    drafting.find_displaced();
     drafting.decide(&scope);
     drafting.strays();
     drafting.marked();
@@ -365,7 +370,8 @@ impl<'a> Drafting<'a> {
             .filter_map(|row| need(row, self.input.observed))
             .collect();
         let avoid = self.avoid(&needs);
-        let assigned = assign::assign(&needs, self.input.markets, &avoid);
+        let stays = self.stays(&needs);
+        let assigned = assign::assign(&needs, self.input.markets, &avoid, &stays);
         self.faults.extend(assigned.faults);
         self.notes.extend(assigned.notes);
         let mut shortlists = assigned.shortlists;
@@ -378,6 +384,52 @@ impl<'a> Drafting<'a> {
             limits::terms(row, shortlist, &self.input).map(|terms| (id.clone(), terms))
         })
         .collect()
+    }
+
+    /// Where the machines are beside which others must be, or must not.
+    fn stays(&self, needs: &[Need<'a>]) -> BTreeMap<&'a Name, Vec<Spot>> {
+        let mut stays: BTreeMap<&Name, Vec<Spot>> = BTreeMap::new();
+        if !needs.iter().any(|need| placement::asks(need.spec)) {
+            return stays;
+        }
+        for (lease, recorded) in self.recorded_leases() {
+            if self.fate(lease) == Fate::Stays || recorded.is_unresolved() {
+                let spots = stays.entry(&lease.name).or_default();
+                spots.extend(recorded.spots());
+            }
+        }
+        stays
+    }
+
+    fn recorded_leases(&self) -> impl Iterator<Item = (&'a LeaseId, &'a Recorded)> {
+        let all = self.input.recorded.resources.iter();
+        all.filter_map(|(address, recorded)| {
+            let Address::Lease(lease) = address else {
+                return None;
+            };
+            Some((lease, recorded))
+        })
+    }
+
+    /// Machines that no longer fit beside the others of their table, each with the reason.
+    fn find_displaced(&mut self) {
+        let mut tables: BTreeMap<&Name, Siblings<'a>> = BTreeMap::new();
+        for (lease, recorded) in self.recorded_leases() {
+            let desired = self.input.desired.specs.get(&Address::Lease(lease.clone()));
+            let gone = matches!(self.input.observed.leases.get(lease), Some(Seen::Gone));
+            if let (Some(Spec::Lease(spec)), Some(receipt), false) =
+                (desired, lease_receipt(recorded), gone)
+                && placement::asks(spec)
+            {
+                let siblings = tables
+                    .entry(&lease.name)
+                    .or_insert_with(|| Siblings::new(spec));
+                siblings.machines.push((lease, placement::spot(receipt)));
+            }
+        }
+        for siblings in tables.into_values() {
+            self.displaced.extend(siblings.displaced());
+        }
     }
 
     /// Where machines of this topology failed, but for what `--replace` sets aside.

@@ -423,6 +423,8 @@ impl<'a> Expansion<'a> {
             wait_for_capacity: lease.wait_for_capacity,
             gang: lease.count > 1 && lease.gang.unwrap_or_else(|| self.serves_one(name)),
             gang_timeout: lease.gang_timeout,
+            same: lease.same,
+            spread: lease.spread,
         });
         for index in 0..lease.count {
             let id = LeaseId {

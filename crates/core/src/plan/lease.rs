@@ -109,6 +109,9 @@ impl<'a> Drafting<'a> {
         if let Some(why) = self.misfits(id, spec, receipt) {
             return again(why);
         }
+        if let Some(why) = self.displaced.get(id) {
+            return again(format!("its machine no longer fits: {why}"));
+        }
         if let Some(why) = made_otherwise(spec, recorded, receipt) {
             return again(why);
         }

@@ -3,6 +3,7 @@
 use super::assign::Class;
 use super::avoid::Avoid;
 use super::market::{Markets, unfit};
+use super::placement;
 use crate::diagnostic::Diagnostic;
 use crate::id::LeaseId;
 use crate::resource::LeaseSpec;
@@ -32,6 +33,14 @@ pub(super) fn nothing(
     }
     if !class.candidates.is_empty() {
         let had = class.needs.len() - missing.len();
+        if let Some(asked) = placement::asked(class.spec) {
+            let message = format!(
+                "{who}: no machine is left that fits beside the others ({asked}); of the {} that are needed, {had} can be had so",
+                class.needs.len()
+            );
+            return Diagnostic::error("plan/no-offer", message)
+                .hint("lower `count`, add an offer, or ask less of where its machines are");
+        }
         let message = format!(
             "{who}: no machine is left; of the {} that are needed, {had} can be had now",
             class.needs.len()

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::diagnostic::{Diagnostic, shown};
 use crate::id::Name;
-use crate::offer::Requirement;
+use crate::offer::{Domain, Requirement};
 use crate::unit::{MicroDollars, Millis};
 
 /// The version of the file format.
@@ -400,6 +400,7 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
     let wait_for_capacity = fields.read("wait_for_capacity", convert::duration);
     let gang = fields.read("gang", convert::boolean);
     let gang_timeout = fields.read("gang_timeout", convert::duration);
+    let (same, spread) = nearness(fields);
     let terms = terms(fields);
     Some(Lease {
         offers: offers?,
@@ -417,7 +418,29 @@ fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
         wait_for_capacity,
         gang,
         gang_timeout,
+        same,
+        spread,
     })
+}
+
+/// What the machines of a table have in common, and what they must not.
+fn nearness(fields: &Fields<'_>) -> (Option<Domain>, Option<Domain>) {
+    let domain = |field: Field<'_>| {
+        convert::choice(field, &[Domain::Region, Domain::Datacenter, Domain::Host])
+    };
+    let (same, spread) = (fields.read("same", domain), fields.read("spread", domain));
+    if let (Some(same), Some(spread)) = (same, spread)
+        && spread <= same
+    {
+        let message = format!("machines of one {same} cannot each be in another {spread}");
+        fields.fault(
+            fields.at_key("spread"),
+            "topology/bad-value",
+            message,
+            "take one of the two out, or spread over something smaller: a region has datacenters, a datacenter has hosts",
+        );
+    }
+    (same, spread)
 }
 
 /// All lease tables together have a limit too.

@@ -14,7 +14,8 @@ use elsewhere::{RELAY, STATE};
 use moving::{MOVED, REMOVED};
 use provider::{CLAIMS, PROVIDER};
 use renting::{
-    ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, REQUOTE, UNGUARDED, WAIT_FOR_CAPACITY,
+    ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, REQUOTE, SAME, SPREAD, UNGUARDED,
+    WAIT_FOR_CAPACITY,
 };
 pub(super) use serving::STAGES_MAX;
 use serving::{EXPOSURE, PIPELINE};
@@ -525,6 +526,8 @@ static LEASE: TableDef = TableDef {
         WAIT_FOR_CAPACITY,
         GANG,
         GANG_TIMEOUT,
+        SAME,
+        SPREAD,
     ],
 };
 

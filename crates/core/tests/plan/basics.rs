@@ -138,6 +138,8 @@ pub fn machines(count: u32) -> Topology {
         wait_for_capacity: None,
         gang: None,
         gang_timeout: None,
+        same: None,
+        spread: None,
     };
     let offer = Offer {
         claims: None,

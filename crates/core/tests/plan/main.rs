@@ -6,5 +6,6 @@ mod drawn;
 mod golden;
 mod moves;
 mod offers;
+mod placement;
 mod random;
 mod world;

@@ -8,7 +8,7 @@ use stageline_core::id::{
     Name, Nonce, OperatorId, WriterId,
 };
 use stageline_core::journal::{Entry, FORMAT, Launch, Record, Verb};
-use stageline_core::offer::{Facts, Quote, QuoteId, Supply};
+use stageline_core::offer::{Facts, Place, Quote, QuoteId, Supply};
 use stageline_core::plan::{Choice, Market, Markets, Plan, Step, StepId};
 use stageline_core::resource::{
     Contact, DeliveryReceipt, ExposureReceipt, LeaseReady, LeaseReceipt, PipelineReceipt, Receipt,
@@ -353,5 +353,6 @@ fn launch(
         price_per_hour: choice.quote.price_per_hour,
         reservation: choice.quote.price_per_hour,
         limits: None,
+        place: Place::default(),
     }
 }

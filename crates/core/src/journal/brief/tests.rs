@@ -34,6 +34,8 @@ fn spec(memory: u64) -> Spec {
             wait_for_capacity: None,
             gang: false,
             gang_timeout: None,
+            same: None,
+            spread: None,
         }
         .into(),
     )
@@ -59,6 +61,7 @@ fn started(index: u32) -> Record {
             price_per_hour: MicroDollars(7),
             reservation: MicroDollars(9),
             limits: None,
+            place: Place::default(),
         })),
         on: None,
         at: AT,

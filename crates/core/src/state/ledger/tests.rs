@@ -100,6 +100,7 @@ impl Story {
                 price_per_hour: RATE,
                 reservation: RATE.times(2),
                 limits: None,
+                place: crate::offer::Place::default(),
             })),
             at: at(seconds),
         }]);
@@ -293,5 +294,6 @@ fn launch() -> Launch {
         price_per_hour: RATE,
         reservation: RATE.times(2),
         limits: None,
+        place: crate::offer::Place::default(),
     }
 }

@@ -306,6 +306,8 @@ fn only_a_machine_of_this_state_that_nobody_holds_is_imported() {
         wait_for_capacity: None,
         gang: false,
         gang_timeout: None,
+        same: None,
+        spread: None,
     };
     let receipt = |machine: &str, lineage: &Lineage| {
         let made = held(&address("lease.old[0]"), 3, machine);

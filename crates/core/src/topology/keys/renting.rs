@@ -79,3 +79,32 @@ pub(super) const GANG_TIMEOUT: Key = Key {
     example: "\"30m\"",
     ..KEY
 };
+
+const DOMAINS: &[Choice] = &[
+    ("region", "as the provider names it"),
+    ("datacenter", "as the provider names it; not all tell"),
+    ("host", "one computer; not all tell"),
+];
+
+/// Machines that are out of place are replaced, and no others.
+const MOVES: Change = Change::Words("replaces the machines that no longer fit, and no others");
+
+pub(super) const SAME: Key = Key {
+    name: "same",
+    kind: Kind::Choice(DOMAINS),
+    need: Need::Optional("anywhere"),
+    change: MOVES,
+    doc: "What all machines of the table have in common. The least total price within one such place is taken. Of a \
+          provider that does not tell it, nothing fits.",
+    example: "\"region\"",
+};
+
+pub(super) const SPREAD: Key = Key {
+    name: "spread",
+    kind: Kind::Choice(DOMAINS),
+    need: Need::Optional("anywhere"),
+    change: MOVES,
+    doc: "What no two machines of the table have in common, so that they do not fail together. Of a provider that does \
+          not tell it, nothing fits.",
+    example: "\"host\"",
+};
