@@ -2,7 +2,8 @@
 //!
 //! One topology has both: pipeline `one` (all layers on one machine) and pipeline `two` (split by the planner over two),
 //! hops in f32, each worker with one thread, the second stage's on a processor of its own, where the system lets us choose.
-//! First one request at a time, in pairs, now the one and now the other first: the same tokens, and the median of the
+//! First one request at a time, twice: as the system is, where a processor that waits for its stage goes to sleep and the
+//! other one gains by that, and with both kept awake at the lowest priority. In pairs, now the one and now the other first: the same tokens, and the median of the
 //! pairs' ratios. Then four requests at once against each. Needs `examples/local/fetch-model` to have run, and
 //! `stageline-worker` beside the program or in STAGELINE_WORKER.
 
@@ -140,7 +141,11 @@ async fn pair(client: &reqwest::Client, url: &str, round: usize) -> (f64, f64) {
     let prompt = PROMPTS[round % PROMPTS.len()];
     let mut speeds = [0.0; 2];
     let mut texts = [const { String::new() }; 2];
-    let order = if round.is_multiple_of(2) { [0, 1] } else { [1, 0] };
+    let order = if round.is_multiple_of(2) {
+        [0, 1]
+    } else {
+        [1, 0]
+    };
     for which in order {
         let (text, tokens, took) = ask(client, url, ["one", "two"][which], prompt).await;
         texts[which] = text;
@@ -153,13 +158,48 @@ async fn pair(client: &reqwest::Client, url: &str, round: usize) -> (f64, f64) {
     (speeds[0], speeds[1])
 }
 
-async fn compare(url: &str) {
-    let client = reqwest::Client::new();
+/// Processes that keep processors from going to sleep, and step back for everything else.
+struct Awake(Vec<std::process::Child>);
+
+impl Awake {
+    /// None where the system has not the programs for it.
+    fn new() -> Option<Self> {
+        let mut awake = Self(Vec::new());
+        for processor in ["0", "1"] {
+            let spin = [
+                "-c",
+                processor,
+                "chrt",
+                "--idle",
+                "0",
+                "sh",
+                "-c",
+                "while :; do :; done",
+            ];
+            awake
+                .0
+                .push(Command::new("taskset").args(spin).spawn().ok()?);
+        }
+        Some(awake)
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        for process in &mut self.0 {
+            process.kill().ok();
+            process.wait().ok();
+        }
+    }
+}
+
+/// One request at a time; the speed of one stage.
+async fn compare(client: &reqwest::Client, url: &str, how: &str) -> f64 {
     // What is asked first finds cold memory.
-    pair(&client, url, 0).await;
+    pair(client, url, 0).await;
     let (mut one, mut two, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..PAIRS {
-        let (whole, split) = pair(&client, url, round).await;
+        let (whole, split) = pair(client, url, round).await;
         one.push(whole);
         two.push(split);
         ratios.push(split / whole);
@@ -168,12 +208,22 @@ async fn compare(url: &str) {
     let (low, high) = (ratios[PAIRS / 4], ratios[PAIRS * 3 / 4]);
     let (one, two) = (median(one), median(two));
     println!(
-        "one request at a time, {TOKENS} tokens, medians of {PAIRS} pairs: the same text each time"
+        "one request at a time, {how}, {TOKENS} tokens, medians of {PAIRS} pairs: the same text each time"
     );
     println!(
         "  one stage  {one:>7.1} tokens/s\n  two stages {two:>7.1} tokens/s   {:.3} x, half of the pairs {low:.3} to {high:.3}",
         median(ratios)
     );
+    one
+}
+
+async fn measure(url: &str) {
+    let client = reqwest::Client::new();
+    let one = compare(&client, url, "as the system is").await;
+    if let Some(awake) = Awake::new() {
+        compare(&client, url, "processors kept awake").await;
+        drop(awake);
+    }
     let (mut one_busy, mut two_busy) = (Vec::new(), Vec::new());
     for _ in 0..3 {
         one_busy.push(at_once(&client, url, "one").await);
@@ -237,6 +287,6 @@ fn main() {
         .enable_all()
         .build()
         .expect("a runtime");
-    runtime.block_on(compare(&url));
+    runtime.block_on(measure(&url));
     drop(deployed);
 }
