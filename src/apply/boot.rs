@@ -309,12 +309,12 @@ impl<'a> Run<'a> {
             {
                 let seconds = within.as_secs();
                 let why = format!("it was not beyond this phase within {seconds} s: {phase}");
-                return Ok(Err(died(lease, held, &why)));
+                return Ok(Err(too_slow(lease, held, &why, &phase)));
             }
             let waited = now.saturating_sub(start);
             if waited >= limit {
                 let why = format!("it was not ready within {} s: {phase}", limit.as_secs());
-                return Ok(Err(died(lease, held, &why)));
+                return Ok(Err(too_slow(lease, held, &why, &phase)));
             }
             if waited >= told {
                 told = waited + Duration::from_secs(1);
@@ -450,6 +450,16 @@ fn died(lease: &LeaseId, held: &LeaseReceipt, why: &str) -> Failure {
         noted: true,
         moves_on: true,
     }
+}
+
+/// A machine that took too long. One that runs and whose agent is not heard may only be behind a firewall.
+fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, phase: &Phase) -> Failure {
+    let mut failure = died(lease, held, why);
+    if phase.name == AGENT_PHASE {
+        let hint = "it runs and nothing is heard of its agent: its last lines say whether that runs; if it does, let its UDP port through to it, or use a [relay]";
+        failure.cause = failure.cause.hint(hint);
+    }
+    failure
 }
 
 /// What only the provider can know is its claim: where the machine is, whether it may be taken away, and its own fields.

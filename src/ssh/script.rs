@@ -21,16 +21,13 @@ if [ -e "$D" ]; then [ -x "$D" ] || { echo "$D is not ours to enter" >&2; exit 7
 processes() { grep -lF "STAGELINE_MACHINE_DIR=$D/machines/$1" /proc/[0-9]*/environ 2>/dev/null; }
 "#;
 
-/// Who has it, and what runs of ours.
+/// Who has it, and what runs of ours. What runs comes last: of what was started before that, a process is seen as long as it lives.
 pub(super) const LOOK: Script = Script(
     r#"printf "boot %s\n" "$(cat /proc/sys/kernel/random/boot_id)"
 if [ -e "$D/mark" ]; then
   T=$(cat "$D/mark") || exit 73
   printf "%s\n" "$T" | sed "s/^/mark /"
 fi
-for F in $(processes ""); do
-  tr "\0" "\n" <"$F" 2>/dev/null | sed -n "s|^STAGELINE_MACHINE_DIR=$D/machines/\([a-z0-9-]*\)/.*|runs \1|p"
-done | sort -u
 for M in "$D"/machines/*; do
   [ -d "$M" ] || continue
   K=${M##*/}
@@ -38,6 +35,12 @@ for M in "$D"/machines/*; do
   [ -f "$M/agent/agent.addr" ] && printf "contact %s %s\n" "$K" "$(tr -d "\n" <"$M/agent/agent.addr")"
   [ -f "$M/out" ] && printf "last %s %s\n" "$K" "$(tail -n 1 "$M/out" | cut -c 1-200)"
 done
+P=$(processes "")
+# One that is just becoming another program has no environment for a moment.
+[ -z "$P" ] && ls "$D"/machines/*/started >/dev/null 2>&1 && { sleep 0.3 2>/dev/null || sleep 1; P=$(processes ""); }
+for F in $P; do
+  tr "\0" "\n" <"$F" 2>/dev/null | sed -n "s|^STAGELINE_MACHINE_DIR=$D/machines/\([a-z0-9-]*\)/.*|runs \1|p"
+done | sort -u
 true
 "#,
 );
@@ -99,6 +102,7 @@ pub(super) const TRY: Script = Script(
 
 /// Starts the agent, detached, unless it runs. `$1` is the request key, `$2` the program's folder, `$3` whether the host has to be
 /// marked as ours. Its variables come by standard input: they are secret.
+/// That it was started is written down once it is seen: nobody takes it for dead before it lives.
 pub(super) const START: Script = Script(
     r#"M="$D/machines/$1"
 [ "$3" = unmarked ] || [ "$(head -n 1 "$D/mark" 2>/dev/null)" = "$1" ] || { echo "the host is not ours any more" >&2; exit 75; }
@@ -110,12 +114,17 @@ while IFS= read -r L; do
   export "$L"
 done
 [ -n "$E" ] || { echo "the variables were cut off" >&2; exit 74; }
-cat /proc/sys/kernel/random/boot_id >"$M/started" || exit 73
 export STAGELINE_MACHINE_DIR="$M/agent"
 P=
 command -v setsid >/dev/null && P=setsid
 cd "$M" || exit 73
 nohup $P "$S/bin/$2/stageline" agent --boot-env --dir "$M/agent" >>"$M/out" 2>&1 </dev/null &
+N=0
+while [ -z "$(processes "$1/")" ] && [ $N -lt 30 ]; do
+  N=$((N + 1))
+  sleep 0.1 2>/dev/null || sleep 1
+done
+cat /proc/sys/kernel/random/boot_id >"$M/started" || exit 73
 echo started
 "#,
 );

@@ -37,6 +37,7 @@ pub use digest::digest;
 pub use docs::{explain, explain_hint, reference_markdown};
 pub use files::read;
 pub use hosts::SshHost;
+pub use rented::AgentSource;
 pub use schema::schema;
 pub use value::{FILE_BYTES_MAX, SourceFile};
 pub use vars::{ENV_PREFIX, VarSources};
@@ -259,33 +260,6 @@ impl Cloud {
             Self::Runpod => true,
         }
     }
-}
-
-/// How the agent gets onto a rented machine.
-#[derive(
-    Clone,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    serde::Serialize,
-    serde::Deserialize,
-    schemars::JsonSchema,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum AgentSource {
-    /// It is in the image, as `stageline` on the `PATH`.
-    Image,
-    /// The machine fetches it when it starts, and runs it when its digest fits.
-    Fetch {
-        /// From where.
-        url: String,
-        /// Its digest.
-        sha256: Sha256,
-    },
-    /// It is pushed there over SSH and started.
-    Ssh,
 }
 
 impl ProviderKind {

@@ -46,7 +46,7 @@ pub(super) fn nothing(
             class.needs.len()
         );
         let hint = "lower `count`, add an offer, or raise what the provider lets you have at once (`slots` of a local provider)";
-        let notes = notes(class.spec, markets);
+        let notes = notes(class.spec, markets, avoid);
         let hint = if notes.is_empty() {
             hint.to_owned()
         } else {
@@ -58,8 +58,8 @@ pub(super) fn nothing(
     Diagnostic::error("plan/no-offer", message).hint(near_misses(class.spec, markets, avoid))
 }
 
-/// What providers say of offers that cannot be had now.
-fn notes(spec: &LeaseSpec, markets: &Markets) -> Vec<String> {
+/// Why offers that fit cannot be had now, as their providers say, or because a machine failed there.
+fn notes(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     for terms in &spec.terms {
         let market = markets.get(&terms.provider);
@@ -67,10 +67,9 @@ fn notes(spec: &LeaseSpec, markets: &Markets) -> Vec<String> {
         let told = quotes.into_iter().flatten().filter_map(|quote| {
             let fits =
                 unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour).is_empty();
-            quote
-                .note()
-                .filter(|_| fits)
-                .map(|note| format!("{}: {note}", quote.id))
+            let note = quote.note().map(str::to_owned);
+            let note = note.or_else(|| avoid.why(quote)).filter(|_| fits);
+            note.map(|note| format!("{}: {note}", quote.id))
         });
         notes.extend(told);
     }

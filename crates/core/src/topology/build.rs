@@ -254,19 +254,11 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     let ssh_key = fields.read("ssh_key", convert::text);
     let programs = commands::read(fields);
     let own_hosts = hosts::read(fields);
-    let which = which?;
-    if !matches!(which, Which::Ssh) {
-        let kind = match which {
-            Which::Local => "local",
-            Which::Cloud(cloud) => cloud.as_str(),
-            Which::Ssh | Which::Command => "command",
-        };
-        foreign(fields, kind, &hosts::KEYS);
-    }
-    let kind = match which {
+    let kind = match which? {
         Which::Local => {
             foreign(fields, "local", &["api_key", "url", "ssh_key"]);
             foreign(fields, "local", &commands::KEYS);
+            foreign(fields, "local", &hosts::KEYS);
             ProviderKind::Local {
                 slots,
                 price_per_hour,
@@ -275,6 +267,7 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
         Which::Cloud(cloud) => {
             foreign(fields, cloud.as_str(), &["slots", "price_per_hour"]);
             foreign(fields, cloud.as_str(), &commands::KEYS);
+            foreign(fields, cloud.as_str(), &hosts::KEYS);
             if !cloud.wants_ssh_key() {
                 foreign(fields, cloud.as_str(), &["ssh_key"]);
             }
@@ -294,6 +287,7 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
         Which::Command => {
             let others = ["slots", "price_per_hour", "api_key", "url", "ssh_key"];
             foreign(fields, "command", &others);
+            foreign(fields, "command", &hosts::KEYS);
             commands::kind(fields, programs)?
         }
     };

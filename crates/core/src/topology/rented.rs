@@ -4,9 +4,36 @@ use std::collections::BTreeMap;
 
 use super::read::Fields;
 use super::value::At;
-use super::{AgentSource, Claims, Cloud, Lease, Offer, Provider, ProviderKind};
-use crate::id::Name;
+use super::{Claims, Cloud, Lease, Offer, Provider, ProviderKind};
+use crate::id::{Name, Sha256};
 use crate::unit::{MicroDollars, Millis};
+
+/// How the agent gets onto a rented machine.
+#[derive(
+    Clone,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum AgentSource {
+    /// It is in the image, as `stageline` on the `PATH`.
+    Image,
+    /// The machine fetches it when it starts, and runs it when its digest fits.
+    Fetch {
+        /// From where.
+        url: String,
+        /// Its digest.
+        sha256: Sha256,
+    },
+    /// It is pushed there over SSH and started.
+    Ssh,
+}
 
 /// What only rented machines have.
 pub(super) fn check(
