@@ -1,7 +1,8 @@
 //! Again after a delay, give up, or in doubt: decided by values only.
 //!
-//! A call that is unsafe to repeat is never repeated here: when it may have gone out, the answer is doubt. Delays grow,
-//! are bounded, and honour what the other side asked for. The caller draws the jitter and waits.
+//! A call that is unsafe to repeat is never repeated here: when it may have gone out, the answer is doubt. There is no policy
+//! for creates: one goes out once, and the next has a key of its own and waits until `find` has shown that the last made
+//! nothing. Delays grow, are bounded, and honour what the other side asked for. The caller draws the jitter and waits.
 
 use crate::resource::FailureClass;
 use crate::unit::Millis;
@@ -74,30 +75,6 @@ impl Policy {
         delay_max: Millis::seconds(8),
     };
 
-    /// For releases: money runs until one succeeds, so they are worth ten minutes.
-    pub const RELEASE: Self = Self {
-        attempts_max: 40,
-        elapsed_max: Millis::minutes(10),
-        delay_first: Millis::seconds(1),
-        delay_max: Millis::seconds(30),
-    };
-
-    /// For calls of a machine's agent, which restarts within seconds when it does at all.
-    pub const MACHINE: Self = Self {
-        attempts_max: 6,
-        elapsed_max: Millis::minutes(1),
-        delay_first: Millis(250),
-        delay_max: Millis::seconds(10),
-    };
-
-    /// For creates: only a rate limit is worth a second call, since it made nothing for certain.
-    pub const CREATE: Self = Self {
-        attempts_max: 4,
-        elapsed_max: Millis::minutes(2),
-        delay_first: Millis::seconds(2),
-        delay_max: Millis::seconds(30),
-    };
-
     /// What follows from a failed try.
     pub fn decide(&self, safety: Safety, failure: Failure) -> Decision {
         if (safety, failure.effect) == (Safety::Once, Effect::Possible) {
@@ -140,6 +117,14 @@ impl Policy {
 mod tests {
     use super::*;
 
+    /// For what is worth ten minutes.
+    const LONG: Policy = Policy {
+        attempts_max: 40,
+        elapsed_max: Millis::minutes(10),
+        delay_first: Millis::seconds(1),
+        delay_max: Millis::seconds(30),
+    };
+
     fn failure(class: FailureClass, attempt: u32) -> Failure {
         Failure {
             class,
@@ -163,7 +148,7 @@ mod tests {
                 ..failure(class, 1)
             };
             assert_eq!(
-                Policy::CREATE.decide(Safety::Once, failure),
+                Policy::READ.decide(Safety::Once, failure),
                 Decision::InDoubt
             );
             assert_ne!(
@@ -175,9 +160,7 @@ mod tests {
 
     #[test]
     fn delays_double_up_to_a_bound_and_honour_what_was_asked() {
-        let at = |attempt| {
-            Policy::RELEASE.decide(Safety::Repeatable, failure(FailureClass::Unknown, attempt))
-        };
+        let at = |attempt| LONG.decide(Safety::Repeatable, failure(FailureClass::Unknown, attempt));
         assert_eq!(at(1), Decision::AfterDelay(Millis(1000)));
         assert_eq!(at(3), Decision::AfterDelay(Millis(4000)));
         assert_eq!(at(39), Decision::AfterDelay(Millis(30_000)));
@@ -187,7 +170,7 @@ mod tests {
             ..failure(FailureClass::Rate, 1)
         };
         assert_eq!(
-            Policy::RELEASE.decide(Safety::Repeatable, asked),
+            LONG.decide(Safety::Repeatable, asked),
             Decision::AfterDelay(Millis::seconds(77))
         );
     }
@@ -198,10 +181,7 @@ mod tests {
             elapsed: Millis::minutes(10),
             ..failure(FailureClass::Unknown, 2)
         };
-        assert_eq!(
-            Policy::RELEASE.decide(Safety::Repeatable, late),
-            Decision::GiveUp
-        );
+        assert_eq!(LONG.decide(Safety::Repeatable, late), Decision::GiveUp);
         for class in [
             FailureClass::Auth,
             FailureClass::Quota,
@@ -213,7 +193,7 @@ mod tests {
             );
         }
         assert_eq!(
-            Policy::CREATE.decide(Safety::Once, failure(FailureClass::Unknown, 1)),
+            Policy::READ.decide(Safety::Once, failure(FailureClass::Unknown, 1)),
             Decision::GiveUp
         );
     }
