@@ -113,6 +113,9 @@ pub struct AgentStatus {
     /// For how long nothing counted as work; none from an agent of an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<Millis>,
+    /// The limits by which it ends its machine; none where it does not, and from an agent of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LeaseLimits>,
 }
 
 /// Whose output is asked for.

@@ -279,6 +279,11 @@ pub trait Provider: Send + Sync {
         true
     }
 
+    /// Whether its machines write to one disk, each other's and ours. What is free of it is an observation then, and no claim.
+    fn shares_disk(&self) -> bool {
+        false
+    }
+
     /// Takes the next turn for a create and says how long it is until then: a create goes out right after its intention
     /// is written down, so that it waits before.
     fn turn(&self) -> Duration {

@@ -396,6 +396,7 @@ impl Inner {
             stages: self.stages.status(),
             exposures: self.exposures.status(),
             idle: Some(self.idle()),
+            limits: *self.limits.lock().expect("no holder panics"),
         }
     }
 

@@ -284,7 +284,10 @@ impl<'a> Run<'a> {
     }
 
     /// Asks an agent until it answers, refuses, or is given up.
-    async fn ask<T, F>(&self, mut call: impl FnMut() -> F) -> Result<Result<T, Cause>, Stop>
+    pub(super) async fn ask<T, F>(
+        &self,
+        mut call: impl FnMut() -> F,
+    ) -> Result<Result<T, Cause>, Stop>
     where
         F: Future<Output = Result<T, MachineError>>,
     {

@@ -12,9 +12,9 @@ use stageline_core::journal::{Launch, Record, Verb};
 use stageline_core::offer::{Facts, broken_claims, side_by_side};
 use stageline_core::plan::{StepId, unfit};
 use stageline_core::resource::{
-    Cause, FailureClass, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec,
+    Cause, FailureClass, LeaseLimits, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec,
 };
-use stageline_core::unit::{MicroDollars, Millis};
+use stageline_core::unit::{Bytes, MicroDollars, Millis};
 
 use super::doubt::{horizon, of_generation};
 use super::step::{Act, Made, Nudge, Run, Stop, broken, lease_of};
@@ -34,13 +34,20 @@ const LOG_LINE_MAX: usize = 200;
 /// What is seen of a machine that is on its way.
 pub(super) enum Glance {
     /// Its agent answers, with facts that fit.
-    Ready(Box<LeaseReady>),
+    Ready(Box<Ready>),
     /// It will never be what was asked for.
     Failed(Failure),
     /// The provider knows no such machine, or not yet.
     Unlisted,
     /// It is on its way; how far.
     Pending(Phase),
+}
+
+/// A machine whose agent answers with facts that fit.
+pub(super) struct Ready {
+    pub(super) found: LeaseReady,
+    /// The limits by which it ends itself, where it does.
+    keeps: Option<LeaseLimits>,
 }
 
 /// Why a machine is given up.
@@ -115,12 +122,14 @@ impl<'a> Run<'a> {
         act: Act<'a>,
         lease: &LeaseId,
         held: LeaseReceipt,
-        ready: LeaseReady,
+        Ready { found, keeps }: Ready,
         start: Duration,
     ) -> Result<(), Stop> {
         self.sweep(act, lease, &held).await?;
+        self.keeps_what_is_declared(act, lease, &found, keeps)
+            .await?;
         let receipt = LeaseReceipt {
-            ready: Some(ready),
+            ready: Some(found),
             ..held
         };
         self.gang_has(lease);
@@ -148,6 +157,31 @@ impl<'a> Run<'a> {
             waited: self.since(start),
         });
         Ok(())
+    }
+
+    /// The file may say other limits by the time a machine is ready than it booted with. One that ends itself is told.
+    async fn keeps_what_is_declared(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        found: &LeaseReady,
+        keeps: Option<LeaseLimits>,
+    ) -> Result<(), Stop> {
+        let Spec::Lease(spec) = self.spec(&act.step.address)? else {
+            return Ok(());
+        };
+        let limits = LeaseLimits::of(spec);
+        if keeps.is_none_or(|keeps| keeps == limits) {
+            return Ok(());
+        }
+        let target = Target {
+            lease: lease.clone(),
+            endpoint: found.endpoint,
+            contact: found.contact.clone(),
+        };
+        let machines = self.machines().map_err(Stop::Refused)?;
+        let told = self.ask(|| machines.limit(&target, limits)).await?;
+        told.map_err(Stop::Refused)
     }
 
     /// Writes down that a machine is to be ended, tells why, and has it ended beside whatever comes next.
@@ -264,7 +298,7 @@ impl<'a> Run<'a> {
         spec: &LeaseSpec,
         held: &LeaseReceipt,
         start: Duration,
-    ) -> Result<Result<LeaseReady, Failure>, Stop> {
+    ) -> Result<Result<Ready, Failure>, Stop> {
         let provider = self
             .effects
             .providers
@@ -374,8 +408,8 @@ impl<'a> Run<'a> {
             contact: machine.contact.clone(),
         };
         let machines = self.machines().map_err(Stop::Refused)?;
-        let facts = match machines.status(&target).await {
-            Ok(status) => with_claims(status.facts, &machine.facts),
+        let (facts, keeps) = match machines.status(&target).await {
+            Ok(status) => (with_claims(status.facts, &machine.facts), status.limits),
             Err(error @ MachineError::Refused { .. }) => {
                 return Ok(Glance::Failed(Failure {
                     cause: Cause::new(FailureClass::Config, error.to_string()),
@@ -387,13 +421,16 @@ impl<'a> Run<'a> {
                 return Ok(Glance::Pending(Phase::new(AGENT_PHASE)));
             }
         };
-        let claimed = self.claimed(lease, held, &machine);
+        let claimed = held_against(provider, spec, self.claimed(lease, held, &machine));
         Ok(
-            match gate(lease, spec, held, claimed, &facts, machine.price_per_hour) {
-                Ok(()) => Glance::Ready(Box::new(LeaseReady {
-                    facts: facts.into(),
-                    endpoint: target.endpoint,
-                    contact: target.contact,
+            match gate(lease, spec, held, &claimed, &facts, machine.price_per_hour) {
+                Ok(()) => Glance::Ready(Box::new(Ready {
+                    found: LeaseReady {
+                        facts: facts.into(),
+                        endpoint: target.endpoint,
+                        contact: target.contact,
+                    },
+                    keeps,
                 })),
                 Err(cause) => Glance::Failed(Failure {
                     cause,
@@ -474,6 +511,20 @@ fn with_claims(measured: Facts, claimed: &Facts) -> Facts {
     }
 }
 
+/// What of the claims is held against a machine. An offer tells all the disk that there is; the machine has what was asked for.
+/// Of a disk that it shares with others nothing is claimed: they write to it meanwhile.
+fn held_against(provider: &dyn Provider, spec: &LeaseSpec, claimed: &Facts) -> Facts {
+    let disk = if provider.shares_disk() {
+        Bytes(0)
+    } else {
+        claimed.disk.min(spec.disk)
+    };
+    Facts {
+        disk,
+        ..claimed.clone()
+    }
+}
+
 /// Measured facts and the billed price against the terms of the provider that sold the machine, which is the planner's
 /// question too, so that what is kept now is kept by the next plan; and against what was claimed.
 fn gate(
@@ -489,11 +540,6 @@ fn gate(
     });
     let misfits = ours.map(|terms| unfit(terms, spec.memory, Some(facts), price));
     let misfits = misfits.min_by_key(Vec::len).unwrap_or_default();
-    let claimed = &Facts {
-        // An offer tells all the disk that there is; the machine has what was asked for.
-        disk: claimed.disk.min(spec.disk),
-        ..claimed.clone()
-    };
     let broken = broken_claims(claimed, facts);
     let why = if misfits.is_empty() {
         &broken

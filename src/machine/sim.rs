@@ -40,7 +40,7 @@ pub struct AgentState {
     pub draining: bool,
     /// For how long nothing counted as work; none is not told.
     pub idle: Option<Millis>,
-    /// The limits that it was told since its boot.
+    /// The limits that it keeps: those of its boot, or the last that it was told.
     pub limits: Option<LeaseLimits>,
 }
 
@@ -157,6 +157,7 @@ impl Machines for SimMachines {
                 stages: agent.stages.clone(),
                 exposures: agent.exposures.clone(),
                 idle: agent.idle,
+                limits: agent.limits,
             })
         })
         .await

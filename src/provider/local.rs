@@ -346,6 +346,10 @@ impl Provider for LocalProvider {
         false
     }
 
+    fn shares_disk(&self) -> bool {
+        true
+    }
+
     async fn search(&self, _: &Requirement, _: Bytes) -> Result<Vec<Quote>, Blind> {
         Ok(vec![self.offer().await?])
     }

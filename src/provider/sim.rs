@@ -196,7 +196,10 @@ impl SimProvider {
             mute: false,
             address_missing: false,
             clock_off: 0,
-            agent: AgentState::default(),
+            agent: AgentState {
+                limits: request.boot.limits,
+                ..AgentState::default()
+            },
         };
         // Late commit first: the other dates count from when it appears.
         for fault in faults {

@@ -1,5 +1,8 @@
 //! Faults while machines are ended, and of their agents.
 
+use stageline::core::resource::LeaseLimits;
+use stageline::core::unit::Millis;
+
 use super::*;
 
 #[test]
@@ -173,4 +176,42 @@ fn what_is_no_longer_declared_is_taken_down_or_stays_recorded() {
         world.faults(FaultTable::none());
         world.check_settled(&bare, &world.apply(&bare));
     }
+}
+
+/// By the time that a machine is ready, the file says other limits than it booted with: one that ends itself is told, and
+/// one that booted with them is not asked anything.
+#[test]
+fn a_machine_that_gets_ready_keeps_the_limits_of_now() {
+    let mut account = account();
+    account.traits.self_destroy = true;
+    let world = World::with(account);
+    world.faults(always(Verb::Create, Fault::BootSlow(2 * MINUTE)));
+    let mut tool = Tool::new();
+    let (clock, start) = (world.clock.clone(), world.clock.boottime());
+    let token = tool.interrupt.clone();
+    tool.watcher = std::sync::Arc::new(move |event| {
+        if matches!(event, Event::Waiting { .. }) && clock.boottime() > start + MINUTE {
+            token.cancel();
+        }
+    });
+    let report = world.run(&tool, &apply_job()).expect("it lives");
+    assert!(report.expect("it runs").summary.interrupted);
+    let other = TWO.replace("count = 2", "count = 2\nidle_timeout = \"10m\"");
+    world.check_settled(&other, &world.apply(&other));
+    let keeps = |world: &World| -> Vec<_> {
+        let machines = world.ours().into_iter();
+        machines
+            .map(|machine| machine.agent.limits.expect("it ends itself"))
+            .collect()
+    };
+    let now = LeaseLimits {
+        idle_timeout: Millis::minutes(10),
+        max_lifetime: Millis::minutes(12 * 60),
+    };
+    assert_eq!(keeps(&world), [now, now]);
+    assert_eq!(world.sim.count(Verb::Limit), 2);
+    world.check_gone(&world.destroy());
+    world.check_settled(&other, &world.apply(&other));
+    assert_eq!(keeps(&world), [now, now]);
+    assert_eq!(world.sim.count(Verb::Limit), 2, "they booted with these");
 }

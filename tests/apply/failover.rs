@@ -557,3 +557,30 @@ fn machines_that_must_be_apart_stay_apart_when_both_fail_over() {
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     assert_eq!(all, ["ask-1", "ask-2", "ask-3", "ask-5"], "host 3 once");
 }
+
+/// Machines of one computer write to one disk: what was free of it when they were chosen is no claim of any of them. What is
+/// asked for is asked of them all the same.
+#[test]
+fn of_a_disk_that_machines_share_nothing_is_claimed() {
+    let filled = Facts {
+        disk: Bytes::gib(10),
+        ..facts()
+    };
+    let strict = text(1, "").replace(
+        "provider = \"here\"\n",
+        "provider = \"here\"\nwhere = \"disk>=15\"\n",
+    );
+    for (text, shares, tries) in [
+        (text(1, ""), true, 1),
+        (text(1, ""), false, 2),
+        (strict, true, 2),
+    ] {
+        let world = World::with(asks(3));
+        world.shares_disk.set(shares);
+        let fault = Fault::BootWrongFacts(Box::new(filled.clone()));
+        world.faults(FaultTable::none().on(Verb::Create, When::Nth(1), fault));
+        let report = world.apply(&text);
+        world.check_settled(&text, &report);
+        assert_eq!(world.sim.count(Verb::Create), tries, "{shares} {text}");
+    }
+}

@@ -16,6 +16,8 @@ pub(crate) struct Sold {
     pub sim: SimProvider,
     /// Before each create.
     pub sleep: Option<(Duration, FakeClock)>,
+    /// As [`Provider::shares_disk`].
+    pub shares_disk: bool,
 }
 
 #[async_trait]
@@ -26,6 +28,10 @@ impl Provider for Sold {
 
     fn traits(&self) -> &Traits {
         self.sim.traits()
+    }
+
+    fn shares_disk(&self) -> bool {
+        self.shares_disk
     }
 
     async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {

@@ -112,6 +112,8 @@ pub(crate) struct World {
     pub oversleeps: Cell<Option<Duration>>,
     /// Commands only record what they see.
     pub refresh_only: Cell<bool>,
+    /// Machines write to one disk.
+    pub shares_disk: Cell<bool>,
     processes: Cell<u8>,
 }
 
@@ -234,6 +236,7 @@ impl World {
             elsewhere,
             oversleeps: Cell::new(None),
             refresh_only: Cell::new(false),
+            shares_disk: Cell::new(false),
             processes: Cell::new(0),
         }
     }
@@ -470,6 +473,7 @@ impl World {
         Arc::new(Sold {
             sim: self.sim.provider(&here()),
             sleep: self.oversleeps.get().map(|span| (span, self.clock.clone())),
+            shares_disk: self.shares_disk.get(),
         })
     }
 
