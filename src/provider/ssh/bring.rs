@@ -140,17 +140,14 @@ impl Pushes {
 
 fn load(what: Bring<'_>) -> crate::agent::boot::Package {
     let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let mut package = package(&what.boot, Some(listen));
-    // Easy to let through a firewall.
-    package.config.port = Some(crate::agent::PORT);
-    package
+    package(&what.boot, Some(listen))
 }
 
 async fn carry(
     (host, builds): (Arc<Host>, Arc<Builds>),
     key: RequestKey,
     (native, marked): (bool, bool),
-    package: crate::agent::boot::Package,
+    mut package: crate::agent::boot::Package,
     phase: Arc<Mutex<Phase>>,
 ) -> Result<(), SshError> {
     let told = |what: &str, percent: Option<u8>| {
@@ -161,6 +158,10 @@ async fn carry(
         };
         *phase.lock().expect("no holder panics") = now;
     };
+    host.session().await?;
+    // Easy to let through a firewall; on this computer there is none, and the port may be somebody else's.
+    let far = host.peer().is_some_and(|peer| !peer.is_loopback());
+    package.config.port = far.then_some(crate::agent::PORT);
     let load = Load {
         key: &key,
         package: &package,
