@@ -55,6 +55,8 @@ pub(super) struct Class<'n, 'a> {
     pub(super) candidates: Vec<(usize, Candidate<'a>)>,
     /// The providers that cannot be seen.
     pub(super) blind: Vec<(&'a Name, Cause)>,
+    /// Where its machines may be.
+    pub(super) beside: Placement,
 }
 
 /// Shortlists for all needs. `stays` has where the machines of a table are that stay.
@@ -126,6 +128,7 @@ fn classes<'n, 'a>(needs: &[&'n Need<'a>]) -> Vec<Class<'n, 'a>> {
                         needs: Vec::new(),
                         candidates: Vec::new(),
                         blind: Vec::new(),
+                        beside: Placement::default(),
                     });
                     classes.len() - 1
                 })
@@ -223,6 +226,7 @@ impl<'n, 'a> Class<'n, 'a> {
             needs: needs.to_vec(),
             candidates,
             blind: fitting.blind,
+            beside,
         };
         (class, given)
     }

@@ -3,7 +3,7 @@
 use super::assign::Class;
 use super::avoid::Avoid;
 use super::market::{Markets, unfit};
-use super::placement;
+use super::placement::{self, Spot};
 use crate::diagnostic::Diagnostic;
 use crate::id::LeaseId;
 use crate::resource::LeaseSpec;
@@ -55,7 +55,7 @@ pub(super) fn nothing(
         return Diagnostic::error("plan/no-offer", message).hint(hint);
     }
     let message = format!("{who}: no machine that can be had now fits");
-    Diagnostic::error("plan/no-offer", message).hint(near_misses(class.spec, markets, avoid))
+    Diagnostic::error("plan/no-offer", message).hint(near_misses(class, markets, avoid))
 }
 
 /// Why offers that fit cannot be had now, as their providers say, or because a machine failed there.
@@ -80,21 +80,22 @@ fn notes(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> 
 }
 
 /// The quotes that come nearest, each with the terms that stand in the way.
-fn near_misses(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> String {
+fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> String {
+    let spec = class.spec;
     let mut misses: Vec<(usize, MicroDollars, String)> = Vec::new();
     for terms in &spec.terms {
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         for quote in quotes.into_iter().flatten() {
             let why = unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour);
-            let text = match avoid.why(quote).filter(|_| why.is_empty()) {
-                Some(noted) => format!("{} fits, but {noted}", quote.id),
-                None => format!(
-                    "{} under offer `{}` misses {}",
-                    quote.id,
-                    terms.offer,
-                    why.join(", ")
-                ),
+            let text = if why.is_empty() {
+                let noted = avoid.why(quote).or_else(|| quote.note().map(str::to_owned));
+                let noted = noted.or_else(|| class.beside.why_not(&Spot::of(quote)));
+                let noted = noted.unwrap_or_else(|| "none of it is left".to_owned());
+                format!("{} fits, but {noted}", quote.id)
+            } else {
+                let why = why.join(", ");
+                format!("{} under offer `{}` misses {why}", quote.id, terms.offer)
             };
             misses.push((why.len(), quote.price_per_hour, text));
         }

@@ -119,6 +119,41 @@ fn too_few_within_one_region_is_said_with_what_was_asked() {
     );
 }
 
+#[test]
+fn what_would_fit_but_for_its_place_is_named_with_the_reason() {
+    let nearest = |domain, quotes: &[(u64, &str, &str)]| {
+        let topology = asking(1, None, Some(domain));
+        let (desired, world) = (desired(&topology), World::new());
+        let faults = draft(&Draft {
+            desired: &desired,
+            recorded: &world.state,
+            observed: &Observed::default(),
+            markets: &markets(quotes),
+            options: &options(Mode::Apply),
+        });
+        faults.expect_err("nothing tells it")[0].hint.clone()
+    };
+    assert_eq!(
+        nearest(Domain::Datacenter, &[(1, "a", "1")]).as_deref(),
+        Some("nearest: a-1-1 fits, but provider `here` does not tell its datacenter")
+    );
+    // Nor beside a machine that is there.
+    let world = rented(&[(1, "a", "1")]);
+    let topology = asking(2, Some(Domain::Region), None);
+    let desired = desired(&topology);
+    let faults = draft(&Draft {
+        desired: &desired,
+        recorded: &world.state,
+        observed: &Observed::default(),
+        markets: &markets(&[(2, "b", "2")]),
+        options: &options(Mode::Apply),
+    });
+    assert_eq!(
+        faults.expect_err("the other is in a")[0].hint.as_deref(),
+        Some("nearest: b-2-2 fits, but the others are in region a of `here` (`same`)")
+    );
+}
+
 /// Two machines, one on each of these, without anything asked.
 fn rented(quotes: &[(u64, &str, &str)]) -> World {
     let mut world = World::new();
