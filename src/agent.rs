@@ -45,7 +45,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::ambient::{SharedClock, SystemClock};
 use crate::pipeline::endpoint::{self, EndpointError, RelayAccess, RelaySettings};
 use crate::pipeline::keys::Secret;
-use crate::pipeline::{Fabric, FabricConfig};
+use crate::pipeline::{Drain, Fabric, FabricConfig};
 pub use folder::{Config, Folder, FolderError};
 pub use own_end::OwnEnd;
 pub use stages::RestartPolicy;
@@ -209,7 +209,7 @@ impl Agent {
     /// Lets requests end for a short while, then ends listeners, workers and connections, in this order.
     pub async fn shutdown(self) {
         let inner = &self.inner;
-        inner.fabric.drain(DRAIN_MAX).await;
+        inner.fabric.drain(Drain::All, DRAIN_MAX).await;
         inner.exposures.close_all().await;
         inner.stages.stop_all().await;
         inner.fabric.shutdown().await;

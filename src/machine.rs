@@ -24,6 +24,8 @@ use stageline_core::resource::{
 };
 use stageline_core::unit::Millis;
 
+use crate::pipeline::Drain;
+
 /// Whom we talk to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -206,7 +208,12 @@ pub trait Machines: Send + Sync {
     async fn unexpose(&self, target: &Target, exposure: &Name) -> Result<(), MachineError>;
 
     /// Takes no new request and returns when those in flight have ended, or after `timeout`.
-    async fn drain(&self, target: &Target, timeout: Millis) -> Result<(), MachineError>;
+    async fn drain(
+        &self,
+        target: &Target,
+        what: Drain,
+        timeout: Millis,
+    ) -> Result<(), MachineError>;
 
     /// Tells a machine that ends itself which limits it keeps from now on.
     async fn limit(&self, target: &Target, limits: LeaseLimits) -> Result<(), MachineError>;

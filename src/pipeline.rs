@@ -35,4 +35,4 @@ mod tests;
 
 pub use fabric::{Fabric, FabricConfig, RosterChange, StageState};
 pub use node::StageHandle;
-pub use stage::Timing;
+pub use stage::{Drain, Timing};

@@ -19,6 +19,7 @@ use super::{Inner, folder};
 use crate::ambient::{self, Clock};
 use crate::machine::control::{Refusal, Reply};
 use crate::machine::fetch;
+use crate::pipeline::Drain;
 
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -181,7 +182,7 @@ pub(super) async fn keep(agent: Arc<Inner>, means: Means, clock: Arc<dyn Clock>)
         clock.sleep(LOOK_EVERY).await;
     };
     tracing::warn!(why, "this machine is beyond its limit: it ends itself");
-    agent.fabric.drain(DRAIN_MAX).await;
+    agent.fabric.drain(Drain::All, DRAIN_MAX).await;
     loop {
         match ask(&means).await {
             Ok(status) => tracing::warn!(status, "its end was asked for"),

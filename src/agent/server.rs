@@ -376,10 +376,10 @@ impl Inner {
                 self.exposures.unexpose(&exposure).await;
                 Ok(Reply::Done)
             }
-            Request::Drain { timeout } => {
+            Request::Drain { timeout, what } => {
                 progress.set("letting requests end", 0, 0);
                 let longest = timeout.duration().min(Duration::from_secs(86_400));
-                self.fabric.drain(longest).await;
+                self.fabric.drain(what, longest).await;
                 Ok(Reply::Done)
             }
             Request::Limit { limits } => self.keep_within(limits),

@@ -27,6 +27,7 @@ use crate::ambient::{self, Alive, SharedClock};
 use crate::machine::Machines as _;
 use crate::machine::client::AgentClient;
 use crate::observe;
+use crate::pipeline::Drain;
 use crate::store::{Beat, HEARTBEAT, Loaded, Lock, Mode, Store, Watching};
 use crate::watch::{self, Again, Beyond, Heard, Windows};
 
@@ -401,17 +402,25 @@ impl Watcher<'_> {
         Ok(observe::look(state, &providers, None, self.clock.as_ref()).await)
     }
 
-    /// Lets requests end before their machine does. One that is idle has none.
+    /// Lets requests end before their machine does. One that is idle has none. First nothing more is admitted anywhere:
+    /// a stage that refused at once would fail what the first stage, on another machine, has admitted already.
     async fn drain(&self, state: &State, beyond: &[Beyond]) {
         let Some(hands) = &self.hands else { return };
         let working = beyond.iter().filter(|one| one.limit != Limit::Idle);
-        let targets = working.filter_map(|one| observe::target(state, &one.lease));
-        let drained = targets.map(|target| async move {
-            // A machine that does not answer has nothing to end.
-            drop(hands.drain(&target, DRAIN_MAX).await);
-        });
+        let targets: Vec<_> = working
+            .filter_map(|one| observe::target(state, &one.lease))
+            .collect();
+        let drained = async {
+            for what in [Drain::Admission, Drain::All] {
+                let each = targets
+                    .iter()
+                    .map(|target| hands.drain(target, what, DRAIN_MAX));
+                // A machine that does not answer has nothing to end.
+                drop(futures::future::join_all(each).await);
+            }
+        };
         tokio::select! {
-            _ = futures::future::join_all(drained) => {}
+            () = drained => {}
             () = self.interrupt.cancelled() => {}
         }
     }

@@ -29,6 +29,7 @@ use super::control::{
 };
 use super::plain::{self, Stripper};
 use super::{AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, Target};
+use crate::pipeline::Drain;
 use crate::pipeline::endpoint::RelayAccess;
 use crate::pipeline::keys;
 use crate::pipeline::remote::RemoteInfer;
@@ -375,9 +376,14 @@ impl Machines for AgentClient {
             .await
     }
 
-    async fn drain(&self, target: &Target, timeout: Millis) -> Result<(), MachineError> {
+    async fn drain(
+        &self,
+        target: &Target,
+        what: Drain,
+        timeout: Millis,
+    ) -> Result<(), MachineError> {
         let longest = timeout.duration();
-        self.ask_done(target, Request::Drain { timeout }, longest, QUIETLY)
+        self.ask_done(target, Request::Drain { timeout, what }, longest, QUIETLY)
             .await
     }
 

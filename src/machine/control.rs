@@ -19,6 +19,7 @@ use stageline_core::unit::{Bytes, Millis};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::{AgentStatus, Answer, LogSource};
+use crate::pipeline::Drain;
 use crate::pipeline::endpoint::{RelayAccess, RelaySettings};
 use crate::pipeline::roster::SignedRoster;
 
@@ -206,6 +207,9 @@ pub enum Request {
     Drain {
         /// The longest wait.
         timeout: Millis,
+        /// Who takes none.
+        #[serde(default)]
+        what: Drain,
     },
     /// Keeps other limits from now on, also after a restart; a machine that does not end itself has none to keep.
     Limit {

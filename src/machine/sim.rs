@@ -23,6 +23,7 @@ use super::{
     AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, StageStatus, Target,
     WorkerState, share_fingerprint,
 };
+use crate::pipeline::Drain;
 use crate::provider::sim::{Fault, SimMachine, Verb, World};
 
 /// What a simulated agent has and does.
@@ -313,7 +314,12 @@ impl Machines for SimMachines {
         .await
     }
 
-    async fn drain(&self, target: &Target, _timeout: Millis) -> Result<(), MachineError> {
+    async fn drain(
+        &self,
+        target: &Target,
+        _what: Drain,
+        _timeout: Millis,
+    ) -> Result<(), MachineError> {
         self.ask(target, Verb::Drain, "", |machine, _| {
             machine.agent.draining = true;
             Ok(())

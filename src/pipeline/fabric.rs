@@ -5,7 +5,6 @@
 //! is, with its requests.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use super::link::WorkerLink;
 use super::node::{Node, StageHandle};
 use super::remote::{Dialler, RemoteInfer};
 use super::roster::{KeepRosters, Roster, RosterError, SignedRoster};
-use super::stage::{Place, Timing};
+use super::stage::{Drain, Place, Timing};
 use crate::ambient::{SharedClock, random};
 
 /// Connections whose hello was not looked at yet.
@@ -87,7 +86,7 @@ pub(super) struct Shared {
     pub(super) epoch: u64,
     pub(super) unauthorized: Semaphore,
     pub(super) stop: CancellationToken,
-    draining: AtomicBool,
+    draining: Mutex<Option<Drain>>,
     known: Mutex<BTreeMap<Name, Known>>,
     starts: Mutex<BTreeMap<Slot, Starts>>,
 }
@@ -129,7 +128,7 @@ impl Fabric {
                 epoch: u64::from_le_bytes(random()),
                 unauthorized: Semaphore::new(UNAUTHORIZED_MAX),
                 stop: CancellationToken::new(),
-                draining: AtomicBool::new(false),
+                draining: Mutex::default(),
                 known: Mutex::default(),
                 starts: Mutex::default(),
             }),
@@ -244,10 +243,12 @@ impl Fabric {
         nodes.iter().filter_map(|node| node.worked()).max()
     }
 
-    /// Takes no new request from now on, and returns whether those in flight ended before `timeout`.
-    pub async fn drain(&self, timeout: Duration) -> bool {
-        self.set_draining(true);
-        let nodes = self.shared.nodes();
+    /// Takes no new request from now on, and returns whether those in flight ended before `timeout`: at its first stages,
+    /// or at all.
+    pub async fn drain(&self, what: Drain, timeout: Duration) -> bool {
+        self.set_draining(Some(what));
+        let mut nodes = self.shared.nodes();
+        nodes.retain(|node| what == Drain::All || node.place().id.index == 0);
         let all = async {
             for node in &nodes {
                 node.idle().await;
@@ -261,11 +262,11 @@ impl Fabric {
 
     /// Takes requests again.
     pub fn undrain(&self) {
-        self.set_draining(false);
+        self.set_draining(None);
     }
 
-    fn set_draining(&self, draining: bool) {
-        self.shared.draining.store(draining, Ordering::Relaxed);
+    fn set_draining(&self, draining: Option<Drain>) {
+        *self.shared.draining.lock().expect("no holder panics") = draining;
         for node in self.shared.nodes() {
             node.set_draining(draining);
         }
@@ -410,7 +411,7 @@ impl Shared {
                 Node::new(place, roster.limits, self.timing, clock)
             });
             node.set_limits(roster.limits);
-            node.set_draining(self.draining.load(Ordering::Relaxed));
+            node.set_draining(*self.draining.lock().expect("no holder panics"));
             for side in node.place().sides() {
                 let other = node.place().neighbour(side).index;
                 if let Some(stage) = roster.stage(other) {

@@ -23,7 +23,7 @@ use super::infer::{Event, Events, InferError, Request};
 use super::link::WorkerLink;
 use super::outbox::Outbox;
 use super::roster::Limits;
-use super::stage::{Answers, Core, Out, Place, Side, Timing};
+use super::stage::{Answers, Core, Drain, Out, Place, Side, Timing};
 use crate::ambient::{SharedClock, random};
 
 /// How long a worker's end waits for its reason.
@@ -168,7 +168,7 @@ impl Node {
         self.with(|core, _| core.set_limits(limits));
     }
 
-    pub(super) fn set_draining(&self, draining: bool) {
+    pub(super) fn set_draining(&self, draining: Option<Drain>) {
         self.with(|core, _| core.set_draining(draining));
     }
 

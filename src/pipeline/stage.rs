@@ -22,6 +22,7 @@ mod work;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use stageline_core::id::StageId;
 use stageline_core::stage_protocol::{Activation, Dtype, RequestNumber, Sampling, ToWorker};
 
@@ -98,6 +99,17 @@ impl Default for Timing {
             redial_max: Duration::from_secs(3),
         }
     }
+}
+
+/// What takes no new requests while those in flight end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Drain {
+    /// First stages: nothing is admitted. What was admitted goes on through the other stages, also where it has not come yet.
+    Admission,
+    /// All stages, for a machine that ends: what comes from the stage before is refused too.
+    #[default]
+    All,
 }
 
 /// What is fixed while a stage is in place.
@@ -210,7 +222,7 @@ pub(super) struct Core {
     early_ends: VecDeque<Tag>,
     /// Bytes of hidden states that wait here.
     queued_bytes: u64,
-    draining: bool,
+    draining: Option<Drain>,
     /// When the worker last got on with a request.
     worked: Option<Duration>,
     out: Vec<Out>,
@@ -236,7 +248,7 @@ impl Core {
             ticked: Duration::ZERO,
             early_ends: VecDeque::new(),
             queued_bytes: 0,
-            draining: false,
+            draining: None,
             worked: None,
             out: Vec::new(),
         }
@@ -254,7 +266,7 @@ impl Core {
         self.limits = limits;
     }
 
-    pub(super) fn set_draining(&mut self, draining: bool) {
+    pub(super) fn set_draining(&mut self, draining: Option<Drain>) {
         self.draining = draining;
     }
 

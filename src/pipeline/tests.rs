@@ -18,7 +18,7 @@ use super::keys::Secret;
 use super::link::{WorkerEnd, WorkerLink};
 use super::roster::{KeepNothing, Limits, Roster, RosterStage, SignedRoster};
 use super::stub::{self, StubOptions, StubWorker};
-use super::{Fabric, FabricConfig, Timing};
+use super::{Drain, Fabric, FabricConfig, Timing};
 use crate::ambient::SystemClock;
 
 mod basics;

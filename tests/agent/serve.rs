@@ -10,6 +10,7 @@ use stageline::core::resource::{
 use stageline::core::topology::Serve;
 use stageline::core::unit::Millis;
 use stageline::machine::{Delivery, Machines, Target, WorkerState};
+use stageline::pipeline::Drain;
 
 use super::{World, lease, pipeline, refusal, share, spec, stage, until};
 
@@ -150,7 +151,7 @@ async fn a_pipeline_of_someone_elses_workers_answers_and_drains() {
     assert_eq!(answer.text.len(), 5, "{answer:?}");
     world
         .client
-        .drain(&entry, Millis::seconds(5))
+        .drain(&entry, Drain::All, Millis::seconds(5))
         .await
         .expect("drained");
     let error = world.client.check(&entry, &pipeline(), &check(2)).await;

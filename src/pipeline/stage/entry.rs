@@ -61,7 +61,7 @@ impl Core {
     ) -> Result<(Tag, Answers), InferError> {
         self.now = now;
         let id = &self.place.id;
-        if self.draining {
+        if self.draining.is_some() {
             let message = format!("{id}: the pipeline is being drained");
             return Err(failure(InferCode::Draining, message));
         }

@@ -8,7 +8,7 @@ use stageline_core::stage_protocol::{Activation, Sampling};
 use super::super::frame::{Frame, Span, Tag, failure};
 use super::super::infer::{InferCode, InferError};
 use super::work::Work;
-use super::{Core, EARLY_ENDS_MAX, Out, PARTS_MAX, Request, Side};
+use super::{Core, Drain, EARLY_ENDS_MAX, Out, PARTS_MAX, Request, Side};
 
 /// A part of a prompt that is coming in.
 pub(super) struct Assembly {
@@ -93,7 +93,7 @@ impl Core {
         // The stage before may have freed a request whose end is still on its way: twice the limit is room for that.
         let requests_max = self.limits.max_in_flight as usize * 2;
         let id = &self.place.id;
-        let refusal = if self.draining {
+        let refusal = if self.draining == Some(Drain::All) {
             Some((InferCode::Draining, format!("{id}: it is being drained")))
         } else if self.requests.len() >= requests_max {
             let message = format!("{id}: busy: {requests_max} requests in flight");

@@ -17,7 +17,7 @@ use super::super::infer::{
 use super::super::outbox::Outbox;
 use super::super::roster::Limits;
 use super::super::stub::{StubOptions, StubWorker};
-use super::{Answers, Core, Out, Place, Side, Timing};
+use super::{Answers, Core, Drain, Out, Place, Side, Timing};
 
 mod ring;
 mod rules;

@@ -227,11 +227,16 @@ async fn draining_waits_for_what_is_in_flight() {
     let infer = ring.infer();
     let events = infer.infer(prompt("one", 3)).await.expect("admitted");
     eventually("it computes", async || slow.count(1, "forward") == 1).await;
-    assert!(!ring.fabric(0).drain(Duration::from_millis(20)).await);
+    assert!(
+        !ring
+            .fabric(0)
+            .drain(Drain::All, Duration::from_millis(20))
+            .await
+    );
     let error = ask(&*infer, "two", 3).await.expect_err("draining");
     assert_eq!(error.code, InferCode::Draining);
     slow.let_through();
-    let (drained, answer) = tokio::join!(ring.fabric(0).drain(PATIENCE), whole(events));
+    let (drained, answer) = tokio::join!(ring.fabric(0).drain(Drain::All, PATIENCE), whole(events));
     assert!(drained);
     assert_eq!(answer.expect("it was let end").2.1, 3);
     ring.fabric(0).undrain();

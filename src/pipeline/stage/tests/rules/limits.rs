@@ -121,15 +121,21 @@ fn limits_are_answered_with_busy() {
 fn draining_lets_requests_end_and_takes_no_new_ones() {
     let mut core = ready(0, 2);
     let (_, mut answers) = submit(&mut core, "a");
-    core.set_draining(true);
+    core.set_draining(Some(Drain::Admission));
     let error = core
         .submit(SECOND, prompt("b", 8), 0)
         .expect_err("draining");
     assert_eq!(error.code, InferCode::Draining);
     assert_eq!(told(&mut answers), []);
 
+    // What the first stage admitted before goes on through the others.
     let mut core = ready(1, 2);
-    core.set_draining(true);
+    core.set_draining(Some(Drain::Admission));
+    let out = give(&mut core, Side::Prev, begin(TAG));
+    assert_eq!((errors(&out).len(), core.in_flight()), (0, 1));
+
+    let mut core = ready(1, 2);
+    core.set_draining(Some(Drain::All));
     let out = give(&mut core, Side::Prev, begin(TAG));
     assert_eq!(errors(&out)[0].1.code, InferCode::Draining);
     assert_eq!(core.in_flight(), 0);
