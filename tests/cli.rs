@@ -7,6 +7,7 @@ mod disk;
 mod drift;
 mod faults;
 mod kills;
+mod lease_keys;
 mod memory;
 mod native;
 mod orphans;

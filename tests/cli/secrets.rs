@@ -14,6 +14,7 @@ const KEY_BY_ENV: &str = "canary-env/7f3a?b+c d==";
 const KEY_BY_FILE: &str = "canary-file/91c2?e+f g==";
 const KEY_BY_COMMAND: &str = "canary-command/55aa?x+y z==";
 const WORKERS: &str = "canary-worker/0b1d?p+q r==";
+const MACHINES: &str = "canary-machine/4e6f?r+s t==";
 
 /// What is run while every secret is in use.
 const LINES: &[&str] = &[
@@ -117,10 +118,11 @@ fn every_form_of_a_secret_is_found() {
     assert!(forms(KEY_BY_ENV).contains(&url.to_owned()));
 }
 
-#[test]
-fn no_secret_is_written_anywhere() {
+/// A secret wherever one may stand; the workers print theirs.
+fn full_of_secrets() -> String {
     let script = format!(
-        "echo the token is $TOKEN >&2; printf %s \"$TOKEN\" | base64 >&2; echo \"$TOKEN\" | od -c >&2; exec python3 {}",
+        "echo the token is $TOKEN >&2; printf %s \"$TOKEN\" | base64 >&2; echo \"$TOKEN\" | od -c >&2; \
+         echo and of the machine $MACHINE_TOKEN >&2; printf %s \"$MACHINE_TOKEN\" | base64 >&2; exec python3 {}",
         example_worker()
     );
     let exposures = "
@@ -139,8 +141,17 @@ api_key = { command = [\"sh\", \"key.sh\"] }
             "check =",
             "secrets = { TOKEN = { env = \"WORKER_TOKEN\" } }\ncheck =",
         )
+        .replace(
+            "count = 2",
+            "count = 2\nsecrets = { MACHINE_TOKEN = { env = \"LEASE_TOKEN\" } }",
+        )
         .replace("listen =", "api_key = { env = \"API_KEY\" }\nlisten =");
-    let mut world = World::new(&format!("{topology}{exposures}"));
+    format!("{topology}{exposures}")
+}
+
+#[test]
+fn no_secret_is_written_anywhere() {
+    let mut world = World::new(&full_of_secrets());
     world.write("key.txt", KEY_BY_FILE);
     world.write("key.sh", format!("echo '{KEY_BY_COMMAND}'"));
     let mode = std::fs::Permissions::from_mode(0o600);
@@ -152,12 +163,14 @@ api_key = { command = [\"sh\", \"key.sh\"] }
     unset.exits(1).says("hint:");
     unset.says("exposure.api: the environment variable API_KEY is not set");
     unset.says("stage.chat[0], stage.chat[1]: the environment variable WORKER_TOKEN is not set");
+    unset.says("stage.chat[0], stage.chat[1]: the environment variable LEASE_TOKEN is not set");
     assert!(
         world.machines().is_empty(),
         "found before a machine is rented"
     );
     world.set("API_KEY", KEY_BY_ENV);
     world.set("WORKER_TOKEN", WORKERS);
+    world.set("LEASE_TOKEN", MACHINES);
 
     let mut said: Vec<Ran> = vec![ran, unset];
     for line in LINES {
@@ -172,17 +185,19 @@ api_key = { command = [\"sh\", \"key.sh\"] }
         ran.exits(*code);
         said.push(ran);
     }
-    assert!(
-        said.iter().any(|ran| ran.out.contains("the token is")),
-        "the log of the worker was read"
-    );
+    for line in ["the token is", "and of the machine ***"] {
+        assert!(
+            said.iter().any(|ran| ran.out.contains(line)),
+            "the log of the worker was read"
+        );
+    }
     search(&world, &said);
     said = vec![
         world.run("release lease.node[1] --auto-approve"),
         world.destroy(),
     ];
     said[0].exits(0);
-    for form in [KEY_BY_ENV, KEY_BY_FILE, KEY_BY_COMMAND, WORKERS]
+    for form in [KEY_BY_ENV, KEY_BY_FILE, KEY_BY_COMMAND, WORKERS, MACHINES]
         .map(forms)
         .concat()
     {
@@ -324,7 +339,7 @@ fn search(world: &World, said: &[Ran]) {
     let is_theirs = |name: &str| ["key.txt", "key.sh", "topology.toml"].contains(&name);
     let there = |path: &std::path::PathBuf| files[path].ends_with(KEY_BY_FILE.as_bytes());
     assert!(files.keys().any(there), "the search would find it");
-    let mut secrets = [KEY_BY_ENV, KEY_BY_FILE, KEY_BY_COMMAND, WORKERS]
+    let mut secrets = [KEY_BY_ENV, KEY_BY_FILE, KEY_BY_COMMAND, WORKERS, MACHINES]
         .map(str::to_owned)
         .to_vec();
     let is_key =
@@ -332,7 +347,7 @@ fn search(world: &World, said: &[Ran]) {
     for (_, bytes) in files.iter().filter(|(path, _)| is_key(path)) {
         secrets.push(String::from_utf8_lossy(bytes).trim().to_owned());
     }
-    assert_eq!(secrets.len(), 4 + 3, "an identity and two agents");
+    assert_eq!(secrets.len(), 5 + 3, "an identity and two agents");
     for secret in &secrets {
         for form in forms(secret) {
             for ran in said {

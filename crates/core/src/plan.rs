@@ -12,6 +12,7 @@ mod check;
 mod digest;
 mod draft;
 mod edits;
+mod environment;
 mod expand;
 pub(crate) mod fields;
 mod flow;

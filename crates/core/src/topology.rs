@@ -14,6 +14,7 @@ mod files;
 mod hosts;
 mod interpolate;
 mod keys;
+mod leases;
 mod moving;
 mod numbered;
 mod read;
@@ -341,6 +342,12 @@ pub struct Lease {
     pub same: Option<Domain>,
     /// No two of its machines are in one of these.
     pub spread: Option<Domain>,
+    /// Environment of every worker on its machines.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Secret environment of every worker on its machines.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, SecretRef>,
 }
 
 /// A `[pipeline.X]`.

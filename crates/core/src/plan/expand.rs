@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::environment::Environment;
 use super::layers::{misplaced, too_long, unsplit};
 use super::models::{Memory, ModelFacts, ModelShape};
 use crate::diagnostic::Diagnostic;
@@ -346,8 +347,8 @@ impl<'a> Expansion<'a> {
         };
         let num_stages = u32::try_from(placed.len()).expect("fewer stages than that");
         for (index, stage) in (0_u32..).zip(placed) {
-            let mut env = pipeline.env.clone();
-            env.extend(stage.env.iter().map(|(k, v)| (k.clone(), v.clone())));
+            let lease = self.topology.leases.get(&stage.on.name);
+            let Environment { env, secrets } = Environment::of(lease, pipeline, stage.env);
             let taken = self.gpus.entry(stage.on.clone()).or_default();
             let gpus = (*taken..*taken + stage.gpus).collect();
             *taken += stage.gpus;
@@ -359,7 +360,7 @@ impl<'a> Expansion<'a> {
                 model: facts.map(|facts| facts.sha256),
                 engine_args: pipeline.engine_args.clone(),
                 env,
-                secrets: pipeline.secrets.clone(),
+                secrets,
                 gpus,
                 dtype: pipeline.dtype,
                 context: pipeline.context,

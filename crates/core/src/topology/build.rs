@@ -6,15 +6,16 @@ use super::commands;
 use super::convert::{self, Declared};
 use super::hosts;
 use super::keys::{Kind, ROOT, TableDef};
+use super::leases;
 use super::read::{Field, Fields, Reader};
 use super::value::{At, Entry, Table, Value};
 use super::{
-    AgentSource, Check, Cloud, Exposure, Fetch, Lease, Limits, Model, ModelSource, Offer, Provider,
+    AgentSource, Check, Cloud, Exposure, Fetch, Limits, Model, ModelSource, Offer, Provider,
     ProviderKind, Relay, Requote, SecretRef, Serve, Topology, Via,
 };
 use crate::diagnostic::{Diagnostic, shown};
 use crate::id::Name;
-use crate::offer::{Domain, Requirement};
+use crate::offer::Requirement;
 use crate::unit::{MicroDollars, Millis};
 
 /// The version of the file format.
@@ -49,8 +50,8 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     super::rented::check(&fields, &providers, &offers);
     commands::offers(&fields, &providers, &mut offers);
     super::rented::reached(&fields, &providers);
-    let leases = named(&fields, "lease", |table| lease(table, &scope));
-    total_count(&fields, &leases);
+    let leases = named(&fields, "lease", |table| leases::lease(table, &scope));
+    leases::total_count(&fields, &leases);
     super::rented::ends(&fields, limits.max_spend, &providers, &offers, &leases);
     let pipelines = named(&fields, "pipeline", |table| {
         super::stages::pipeline(table, &scope)
@@ -352,14 +353,14 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
 }
 
 /// The keys that offers and leases share.
-struct Terms {
-    requirement: Requirement,
-    max_price_per_hour: Option<MicroDollars>,
-    idle_timeout: Option<Millis>,
-    max_lifetime: Option<Millis>,
-    acquire_timeout: Option<Millis>,
-    attempts: Option<u32>,
-    requote: Option<Requote>,
+pub(super) struct Terms {
+    pub(super) requirement: Requirement,
+    pub(super) max_price_per_hour: Option<MicroDollars>,
+    pub(super) idle_timeout: Option<Millis>,
+    pub(super) max_lifetime: Option<Millis>,
+    pub(super) acquire_timeout: Option<Millis>,
+    pub(super) attempts: Option<u32>,
+    pub(super) requote: Option<Requote>,
 }
 
 /// As the definitions of the keys say; for a field that could not be read.
@@ -367,7 +368,7 @@ const ATTEMPTS: u32 = 5;
 const IDLE_TIMEOUT: Millis = Millis::minutes(20);
 const MAX_LIFETIME: Millis = Millis::minutes(12 * 60);
 
-fn terms(fields: &Fields<'_>) -> Terms {
+pub(super) fn terms(fields: &Fields<'_>) -> Terms {
     Terms {
         requirement: fields
             .read("where", super::requirement::read)
@@ -380,77 +381,6 @@ fn terms(fields: &Fields<'_>) -> Terms {
         requote: fields.read("requote", |field| {
             convert::choice(field, &[Requote::WithinCeiling, Requote::Never])
         }),
-    }
-}
-
-fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
-    let offers = fields.read("offers", |field| {
-        convert::names_of_tables(field, &scope.declared)
-    });
-    let count = fields.read("count", convert::integer);
-    let disk = fields.read("disk", convert::size);
-    let protect = fields.read("protect", convert::boolean);
-    let unguarded = fields.read("unguarded", convert::boolean);
-    let wait_for_capacity = fields.read("wait_for_capacity", convert::duration);
-    let gang = fields.read("gang", convert::boolean);
-    let gang_timeout = fields.read("gang_timeout", convert::duration);
-    let (same, spread) = nearness(fields);
-    let terms = terms(fields);
-    Some(Lease {
-        offers: offers?,
-        count: count.unwrap_or(1),
-        disk: disk.unwrap_or(crate::resource::DISK),
-        protect: protect.unwrap_or(false),
-        unguarded: unguarded.unwrap_or(false),
-        requirement: terms.requirement,
-        max_price_per_hour: terms.max_price_per_hour,
-        idle_timeout: terms.idle_timeout,
-        max_lifetime: terms.max_lifetime,
-        acquire_timeout: terms.acquire_timeout,
-        attempts: terms.attempts,
-        requote: terms.requote,
-        wait_for_capacity,
-        gang,
-        gang_timeout,
-        same,
-        spread,
-    })
-}
-
-/// What the machines of a table have in common, and what they must not.
-fn nearness(fields: &Fields<'_>) -> (Option<Domain>, Option<Domain>) {
-    let domain = |field: Field<'_>| {
-        convert::choice(field, &[Domain::Region, Domain::Datacenter, Domain::Host])
-    };
-    let (same, spread) = (fields.read("same", domain), fields.read("spread", domain));
-    if let (Some(same), Some(spread)) = (same, spread)
-        && spread <= same
-    {
-        let message = format!("machines of one {same} cannot each be in another {spread}");
-        fields.fault(
-            fields.at_key("spread"),
-            "topology/bad-value",
-            message,
-            "take one of the two out, or spread over something smaller: a region has datacenters, a datacenter has hosts",
-        );
-    }
-    (same, spread)
-}
-
-/// All lease tables together have a limit too.
-fn total_count(root: &Fields<'_>, leases: &BTreeMap<Name, Lease>) {
-    let total: u64 = leases.values().map(|lease| u64::from(lease.count)).sum();
-    if total > u64::from(super::keys::COUNT_MAX) {
-        let message = format!(
-            "the lease tables ask for {total} machines; a topology has at most {}",
-            super::keys::COUNT_MAX
-        );
-        root.fault(
-            root.at_key("lease"),
-            "topology/bad-value",
-            message,
-            "split it into several topologies",
-        );
     }
 }
 

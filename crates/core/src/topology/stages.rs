@@ -23,22 +23,7 @@ pub(super) fn pipeline(fields: &Fields<'_>, scope: &Scope) -> Option<Pipeline> {
     });
     let command = fields.read("command", convert::argv);
     let engine = engine(fields, kind, command);
-    let env = fields.read("env", convert::env).unwrap_or_default();
-    let secrets = fields
-        .read("secrets", convert::secret_env)
-        .unwrap_or_default();
-    for name in secrets.keys().filter(|name| env.contains_key(*name)) {
-        let message = format!(
-            "{}: `{name}` stands in `env` and in `secrets`",
-            fields.title()
-        );
-        fields.fault(
-            fields.at_key("secrets"),
-            "topology/duplicate",
-            message,
-            "keep one of the two",
-        );
-    }
+    let (env, secrets) = super::leases::environment(fields);
     let stages = fields
         .get("stages")
         .and_then(|field| stages(fields, field, scope, kind));

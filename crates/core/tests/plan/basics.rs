@@ -140,6 +140,8 @@ pub fn machines(count: u32) -> Topology {
         gang_timeout: None,
         same: None,
         spread: None,
+        env: BTreeMap::new(),
+        secrets: BTreeMap::new(),
     };
     let offer = Offer {
         claims: None,

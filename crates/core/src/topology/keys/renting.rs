@@ -108,3 +108,26 @@ pub(super) const SPREAD: Key = Key {
           not tell it, nothing fits.",
     example: "\"host\"",
 };
+
+/// They are part of each stage and not of the machine, so that a change starts workers anew and rents nothing.
+const ON_ITS_STAGES: Change = Change::Words("updates the stages on its machines");
+
+pub(super) const LEASE_ENV: Key = Key {
+    name: "env",
+    kind: Kind::Env,
+    need: Need::Optional("none"),
+    change: ON_ITS_STAGES,
+    doc: "Environment variables of every worker on its machines, under those of the pipeline and of the stage. Values are \
+          strings; a secret goes into `secrets`.",
+    example: "{ RAYON_NUM_THREADS = \"1\" }",
+};
+
+pub(super) const LEASE_SECRETS: Key = Key {
+    name: "secrets",
+    kind: Kind::SecretEnv,
+    need: Need::Optional("none"),
+    change: ON_ITS_STAGES,
+    doc: "Secret environment variables of every worker on its machines, each by reference, under those of the pipeline and of \
+          the stage.",
+    example: "{ HF_TOKEN = { env = \"HF_TOKEN\" } }",
+};
