@@ -1,11 +1,12 @@
 //! Two stages against one, on the real model of `examples/local`, through the whole program.
 //!
 //! One topology has both: pipeline `one` (all layers on one machine) and pipeline `two` (split by the planner over two),
-//! hops in f32, each worker with one thread, the second stage's on a processor of its own, where the system lets us choose.
-//! First one request at a time, twice: as the system is, where a processor that waits for its stage goes to sleep and the
-//! other one gains by that, and with both kept awake at the lowest priority. In pairs, now the one and now the other first: the same tokens, and the median of the
-//! pairs' ratios. Then four requests at once against each. Needs `examples/local/fetch-model` to have run, and
-//! `stageline-worker` beside the program or in STAGELINE_WORKER.
+//! hops in f32, each worker with one thread that is pinned to a processor, where the system lets us choose. First one request
+//! at a time, in pairs, now the one and now the other first: the same tokens, and the median of the pairs' ratios. All workers
+//! on one processor: they never compute at once, so both pipelines have the same arithmetic at the same speed, and what differs
+//! is what the split costs. Then the second stage on a processor of its own: there the host also has to wake a virtual
+//! processor twice a token. Then four requests at once against each. Needs `examples/local/fetch-model` to have run,
+//! and `stageline-worker` beside the program or in STAGELINE_WORKER.
 
 #![expect(clippy::print_stdout, reason = "a benchmark's figures are its output")]
 
@@ -158,41 +159,6 @@ async fn pair(client: &reqwest::Client, url: &str, round: usize) -> (f64, f64) {
     (speeds[0], speeds[1])
 }
 
-/// Processes that keep processors from going to sleep, and step back for everything else.
-struct Awake(Vec<std::process::Child>);
-
-impl Awake {
-    /// None where the system has not the programs for it.
-    fn new() -> Option<Self> {
-        let mut awake = Self(Vec::new());
-        for processor in ["0", "1"] {
-            let spin = [
-                "-c",
-                processor,
-                "chrt",
-                "--idle",
-                "0",
-                "sh",
-                "-c",
-                "while :; do :; done",
-            ];
-            awake
-                .0
-                .push(Command::new("taskset").args(spin).spawn().ok()?);
-        }
-        Some(awake)
-    }
-}
-
-impl Drop for Awake {
-    fn drop(&mut self) {
-        for process in &mut self.0 {
-            process.kill().ok();
-            process.wait().ok();
-        }
-    }
-}
-
 /// One request at a time; the speed of one stage.
 async fn compare(client: &reqwest::Client, url: &str, how: &str) -> f64 {
     // What is asked first finds cold memory.
@@ -217,13 +183,12 @@ async fn compare(client: &reqwest::Client, url: &str, how: &str) -> f64 {
     one
 }
 
-async fn measure(url: &str) {
+async fn measure(url: &str, folder: &Path) {
     let client = reqwest::Client::new();
-    let one = compare(&client, url, "as the system is").await;
-    if let Some(awake) = Awake::new() {
-        compare(&client, url, "processors kept awake").await;
-        drop(awake);
-    }
+    pin(folder, 0);
+    compare(&client, url, "on one processor").await;
+    pin(folder, 1);
+    let one = compare(&client, url, "a processor for each stage").await;
     let (mut one_busy, mut two_busy) = (Vec::new(), Vec::new());
     for _ in 0..3 {
         one_busy.push(at_once(&client, url, "one").await);
@@ -238,9 +203,9 @@ async fn measure(url: &str) {
     );
 }
 
-/// Gives the second stage of the split pipeline a processor, and all other workers another one.
+/// Gives the second stage of the split pipeline that processor, and all other workers the first one.
 #[cfg(target_os = "linux")]
-fn pin(folder: &Path) {
+fn pin(folder: &Path, second: usize) {
     use rustix::thread::{CpuSet, Pid, sched_setaffinity};
     let ours = format!("STAGELINE_MODEL={}", folder.display());
     let numbers = |path: PathBuf| {
@@ -258,16 +223,15 @@ fn pin(folder: &Path) {
             .split(|byte| *byte == 0)
             .any(|variable| variable == b"STAGE=1");
         let mut cpus = CpuSet::new();
-        cpus.set(usize::from(is_second));
+        cpus.set(if is_second { second } else { 0 });
         for thread in numbers(of.join("task")).filter_map(Pid::from_raw) {
             sched_setaffinity(Some(thread), &cpus).expect("two processors");
         }
-        println!("worker {process} on processor {}", u8::from(is_second));
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn pin(_: &Path) {}
+fn pin(_: &Path, _: usize) {}
 
 fn main() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -281,12 +245,12 @@ fn main() {
     std::fs::write(folder.path().join("topology.toml"), topology(&model)).expect("a folder");
     let deployed = Deployed(folder.path());
     run(folder.path(), &["apply", "--auto-approve"]);
-    pin(&folder.path().canonicalize().expect("a folder"));
+    let place = folder.path().canonicalize().expect("a folder");
     let url = endpoint(folder.path());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
-    runtime.block_on(measure(&url));
+    runtime.block_on(measure(&url, &place));
     drop(deployed);
 }

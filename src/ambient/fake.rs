@@ -27,6 +27,8 @@ struct Inner {
     auto: bool,
     elapsed: watch::Sender<Duration>,
     shift_seconds: Mutex<i64>,
+    /// How many it has been moved to.
+    computers: Mutex<u32>,
     sleepers: Mutex<BTreeMap<Duration, usize>>,
 }
 
@@ -70,6 +72,7 @@ impl FakeClock {
                 auto,
                 elapsed: watch::Sender::new(Duration::ZERO),
                 shift_seconds: Mutex::new(0),
+                computers: Mutex::new(0),
                 sleepers: Mutex::new(BTreeMap::new()),
             }),
         }
@@ -97,6 +100,13 @@ impl FakeClock {
     /// Moves the wall clock alone, forth or back, as a user or a time server does.
     pub fn shift_wall(&self, seconds: i64) {
         *lock(&self.inner.shift_seconds) += seconds;
+    }
+
+    /// From now on it is another computer's: it knows nothing of the boot that moments were counted from, and its wall clock
+    /// differs by that much.
+    pub fn elsewhere(&self, seconds: i64) {
+        self.shift_wall(seconds);
+        *lock(&self.inner.computers) += 1;
     }
 
     fn reach(&self, deadline: Duration) {
@@ -144,7 +154,8 @@ impl Clock for FakeClock {
     }
 
     fn boot(&self) -> Option<String> {
-        Some("the only boot".to_owned())
+        let computers = *lock(&self.inner.computers);
+        Some(format!("the only boot of computer {computers}"))
     }
 }
 

@@ -39,7 +39,7 @@ impl Graph {
         let project = Project::load(global)?;
         console.findings(&project.warnings, &project.files);
         let clock = session::clock();
-        let (desired, drafted) = session::runtime()?.block_on(async {
+        let (desired, drafted) = session::reading()?.block_on(async {
             let fail = |faults| Failure::diagnostics(faults, project.files.clone());
             let models = model::look(&project.topology, &project.folder)
                 .await

@@ -33,7 +33,7 @@ struct Line {
 impl Leases {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let place = project::place(global)?;
-        let state = session::runtime()?.block_on(async {
+        let state = session::reading()?.block_on(async {
             Ok::<_, Failure>(place.open(Mode::Read).await?.read().await?.state)
         })?;
         let mut lines: Vec<Line> = held(&state)

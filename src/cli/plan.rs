@@ -30,7 +30,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
-        let runtime = session::runtime()?;
+        let runtime = session::reading()?;
         let clock = session::clock();
         let plan = runtime.block_on(async {
             if self.destroy {

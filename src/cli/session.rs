@@ -30,6 +30,14 @@ pub(crate) fn clock() -> SharedClock {
     Arc::new(SystemClock)
 }
 
+/// A runtime for commands that read and plan: they wait for files and answers, and compute in one place. Threads that
+/// nobody needs would be a good part of what such a command costs.
+pub(super) fn reading() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?)
+}
+
 /// A runtime for commands that talk to many at once.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(tokio::runtime::Builder::new_multi_thread()

@@ -23,7 +23,7 @@ impl Show {
             return Ok(Exit::Done);
         }
         let place = project::place(global)?;
-        let state = session::runtime()?.block_on(async {
+        let state = session::reading()?.block_on(async {
             Ok::<_, Failure>(place.open(Mode::Read).await?.read().await?.state)
         })?;
         if console.json {

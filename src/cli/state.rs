@@ -54,7 +54,7 @@ impl State {
         if let Some(done) = self.change(&place, global, console)? {
             return Ok(done);
         }
-        let loaded: Loaded = session::runtime()?
+        let loaded: Loaded = session::reading()?
             .block_on(async { Ok::<_, Failure>(place.open(Mode::Read).await?.read().await?) })?;
         let state = &loaded.state;
         match self.command {

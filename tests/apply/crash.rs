@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use stageline::core::unit::MicroDollars;
 use stageline::provider::sim::{AccountSpec, CrashPoint, Fault, FaultTable, Verb as Call, When};
 use stageline::store::testing::{Fate, Verb};
 
@@ -155,6 +156,29 @@ fn what_was_cut_off_and_is_no_longer_declared_does_not_run_on() {
                 assert!(machine.agent.exposures.is_empty(), "{:?}", machine.agent);
             }
         });
+    }
+}
+
+/// The next command comes from another computer, whose wall clock differs by hours. What it shows as spent may be wrong by
+/// these hours, and nothing else is.
+#[test]
+fn a_kill_at_any_call_is_followed_by_a_clean_end_on_a_computer_with_another_time() {
+    const HOURS: i64 = 5;
+    for (n, case) in cases().iter().enumerate() {
+        for at in (1..=points(case)).step_by(3) {
+            let hours = if at % 2 == 0 { HOURS } else { -HOURS };
+            told(&format!("case {n}, killed at {at}, {hours} h"), || {
+                let world = killed(case, at);
+                world.clock.elsewhere(hours * 3600);
+                world
+                    .unsure
+                    .set(MicroDollars(3 * HOURS.unsigned_abs() * PRICE.0));
+                check_end(&world, &case.job, &world.command_of(&case.job));
+                // And back.
+                world.clock.elsewhere(-hours * 3600);
+                world.check_gone(&world.destroy());
+            });
+        }
     }
 }
 

@@ -114,6 +114,8 @@ pub(crate) struct World {
     pub refresh_only: Cell<bool>,
     /// Machines write to one disk.
     pub shares_disk: Cell<bool>,
+    /// How far the ledger may be off: where wall clocks of two computers differ.
+    pub unsure: Cell<MicroDollars>,
     processes: Cell<u8>,
 }
 
@@ -237,6 +239,7 @@ impl World {
             oversleeps: Cell::new(None),
             refresh_only: Cell::new(false),
             shares_disk: Cell::new(false),
+            unsure: Cell::new(MicroDollars::ZERO),
             processes: Cell::new(0),
         }
     }
@@ -568,6 +571,7 @@ impl World {
 
     /// Not less than surely and not more than possibly was billed.
     fn check_ledger_of(&self, state: &State, slack: MicroDollars) -> Spent {
+        let slack = slack.saturating_add(self.unsure.get());
         let now = state.ledger_now(self.clock.now(), self.clock.boot_point().as_ref());
         let spent = state.ledger(now, |_| false).total;
         let boottime = self.clock.boottime();
