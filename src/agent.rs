@@ -13,6 +13,7 @@
 
 mod blobs;
 pub mod boot;
+mod check;
 mod deliveries;
 mod door;
 mod exposures;
@@ -25,6 +26,7 @@ mod output;
 mod own_end;
 pub mod process;
 mod server;
+mod setup;
 pub mod spawn;
 mod stages;
 mod work;
@@ -96,6 +98,7 @@ struct Inner {
     stages: stages::Stages,
     exposures: exposures::Exposures,
     work: Arc<work::Work>,
+    setup: setup::Setup,
     /// Those that it keeps by itself; none where it does not end itself.
     limits: Mutex<Option<LeaseLimits>>,
     /// To another relay.
@@ -209,6 +212,7 @@ impl Agent {
     /// Lets requests end for a short while, then ends listeners, workers and connections, in this order.
     pub async fn shutdown(self) {
         let inner = &self.inner;
+        inner.setup.stop();
         inner.fabric.drain(Drain::All, DRAIN_MAX).await;
         inner.exposures.close_all().await;
         inner.stages.stop_all().await;
@@ -253,6 +257,12 @@ impl Inner {
         let site = launch::Site::here(folder.root());
         let work = Arc::new(work::Work::new(Arc::clone(&clock)));
         Ok(Self {
+            setup: setup::Setup::load(
+                folder.clone(),
+                site.clone(),
+                spawner.clone(),
+                Arc::clone(&work),
+            ),
             stages: stages::Stages::new(fabric.clone(), folder.clone(), site, spawner, policy),
             exposures: exposures::Exposures::new(
                 config.lease.clone(),

@@ -15,6 +15,7 @@ mod leave;
 mod named;
 mod release;
 mod schedule;
+mod setup;
 mod step;
 pub mod testing;
 

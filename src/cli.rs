@@ -28,6 +28,7 @@ mod reporter;
 mod run;
 mod sellers;
 mod session;
+mod setup_file;
 mod shell;
 mod show;
 mod signals;

@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 use stageline_core::id::{EndpointKey, Fingerprint, JournalNumber, LeaseId, Name, StageId};
 use stageline_core::offer::Facts;
 use stageline_core::resource::{
-    Contact, DeliverySpec, ExposureSpec, LeaseLimits, PipelineShare, PipelineSpec, StageSpec,
+    Contact, DeliverySpec, ExposureSpec, LeaseLimits, PipelineShare, PipelineSpec, SetupSpec,
+    StageSpec,
 };
 use stageline_core::unit::Millis;
 
@@ -118,6 +119,36 @@ pub struct AgentStatus {
     /// The limits by which it ends its machine; none where it does not, and from an agent of an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LeaseLimits>,
+    /// What it ran once before it was ready, or is running; none where it was not asked to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub setup: Option<SetupStatus>,
+}
+
+/// How far the setup of a machine is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetupStatus {
+    /// Digest of its script.
+    pub script: Fingerprint,
+    /// How far.
+    #[serde(flatten)]
+    pub state: SetupState,
+}
+
+/// How far the setup of a machine is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum SetupState {
+    /// It runs.
+    Running,
+    /// It ended well, once and for all.
+    Done,
+    /// It did not, and is not run again.
+    Failed {
+        /// How it ended.
+        why: String,
+        /// The last lines that it printed.
+        lines: Vec<String>,
+    },
 }
 
 /// Whose output is asked for.
@@ -217,6 +248,15 @@ pub trait Machines: Send + Sync {
 
     /// Tells a machine that ends itself which limits it keeps from now on.
     async fn limit(&self, target: &Target, limits: LeaseLimits) -> Result<(), MachineError>;
+
+    /// Begins the setup of a machine unless it was begun, at most for so long; [`AgentStatus::setup`] tells how it ends.
+    async fn set_up(
+        &self,
+        target: &Target,
+        setup: &SetupSpec,
+        secrets: BTreeMap<String, SecretString>,
+        timeout: Millis,
+    ) -> Result<(), MachineError>;
 
     /// The last `tail` bytes of an output, and what follows when `follow` is set.
     async fn logs(

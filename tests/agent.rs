@@ -12,6 +12,8 @@ mod process;
 mod relay;
 #[path = "agent/serve.rs"]
 mod serve;
+#[path = "agent/setup.rs"]
+mod setup;
 #[path = "agent/workers.rs"]
 mod workers;
 

@@ -163,6 +163,21 @@ impl Folder {
         self.root.join("agent.log")
     }
 
+    /// How far the machine's setup is; not there is that none was asked for.
+    pub fn setup(&self) -> PathBuf {
+        self.root.join("setup.json")
+    }
+
+    /// The script of the setup.
+    pub fn setup_script(&self) -> PathBuf {
+        self.root.join("setup.sh")
+    }
+
+    /// The process that runs it.
+    pub fn setup_pid(&self) -> PathBuf {
+        self.workers().join("setup.pid")
+    }
+
     /// Shares and rosters.
     pub fn deliveries(&self) -> PathBuf {
         self.root.join("deliveries.json")

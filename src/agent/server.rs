@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::{FutureExt as _, StreamExt as _};
+use futures::FutureExt as _;
 use iroh::endpoint::{Connection, RecvStream, SendStream, VarInt};
 use iroh::protocol::{AcceptError, ProtocolHandler};
 use secrecy::SecretString;
 use stageline_core::id::{Name, Sha256, StageId};
 use stageline_core::resource::StageSpec;
-use stageline_core::unit::{Bytes, Millis};
+use stageline_core::unit::Bytes;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -28,9 +28,8 @@ use crate::machine::control::{
 };
 use crate::machine::plain::Stripper;
 use crate::machine::spans::Spans;
-use crate::machine::{AgentStatus, Answer, LogSource, fetch};
+use crate::machine::{AgentStatus, LogSource, fetch};
 use crate::pipeline::endpoint::RelayAccess;
-use crate::pipeline::infer::{self, Event, InferCode, InferError, Input, Sampling};
 use crate::pipeline::roster::RosterError;
 
 /// Requests at once; an operator has a few.
@@ -41,9 +40,6 @@ const REQUEST_READ_MAX: Duration = Duration::from_secs(30);
 
 /// Between two chunks of a model.
 const CHUNK_READ_MAX: Duration = Duration::from_secs(60);
-
-/// How long a pipeline may take to say that its deadline has passed.
-const CHECK_GRACE: Duration = Duration::from_secs(3);
 
 /// How often a followed log is looked at.
 const FOLLOW_EVERY: Duration = Duration::from_millis(200);
@@ -313,7 +309,8 @@ const fn delivers(request: &Request) -> bool {
         | Request::Stop { .. }
         | Request::Unexpose { .. }
         | Request::Drain { .. }
-        | Request::Limit { .. } => false,
+        | Request::Limit { .. }
+        | Request::SetUp(_) => false,
     }
 }
 
@@ -383,6 +380,7 @@ impl Inner {
                 Ok(Reply::Done)
             }
             Request::Limit { limits } => self.keep_within(limits),
+            Request::SetUp(order) => self.setup.begin(&order).map(|()| Reply::Done),
             // These two are answered where the stream is.
             Request::Blob { .. } | Request::Logs { .. } => Err(panicked()),
         }
@@ -397,6 +395,7 @@ impl Inner {
             exposures: self.exposures.status(),
             idle: Some(self.idle()),
             limits: *self.limits.lock().expect("no holder panics"),
+            setup: self.setup.status(),
         }
     }
 
@@ -501,43 +500,6 @@ impl Inner {
         }
     }
 
-    async fn check(
-        &self,
-        pipeline: &Name,
-        prompt: String,
-        max_tokens: u32,
-        timeout: Millis,
-    ) -> Result<Reply, Refusal> {
-        let began = Instant::now();
-        let request = infer::Request {
-            input: Input::Prompt(prompt),
-            sampling: Sampling {
-                max_tokens,
-                temperature: 0.0,
-                top_p: 1.0,
-                seed: Some(0),
-                stop: Vec::new(),
-            },
-            deadline_ms: Some(timeout.0),
-        };
-        // The pipeline keeps the deadline itself, and knows which stage was waited for.
-        let longest = timeout.duration().min(Duration::from_secs(86_400)) + CHECK_GRACE;
-        let answer = tokio::time::timeout(longest, whole_answer(self, pipeline, request));
-        let text = match answer.await {
-            Ok(Ok(text)) => text,
-            Ok(Err(error)) => return Err(infer_refusal(pipeline, &error)),
-            Err(_) => {
-                let message = format!("pipeline.{pipeline} did not answer within {timeout}");
-                return Err(Refusal::new("deadline-exceeded", message));
-            }
-        };
-        let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(Reply::Answer(Answer {
-            text,
-            took: Millis(took),
-        }))
-    }
-
     fn log_of(&self, source: &LogSource) -> Result<PathBuf, Refusal> {
         match source {
             LogSource::Agent => Ok(self.folder.log()),
@@ -552,44 +514,4 @@ impl Inner {
             }
         }
     }
-}
-
-async fn whole_answer(
-    agent: &Inner,
-    pipeline: &Name,
-    request: infer::Request,
-) -> Result<String, InferError> {
-    let mut events = agent.fabric.infer(pipeline).infer(request).await?;
-    let mut whole = String::new();
-    while let Some(event) = events.next().await {
-        match event? {
-            Event::Started { .. } => {}
-            Event::Text { text, .. } => whole.push_str(&text),
-            Event::Done { .. } => return Ok(whole),
-        }
-    }
-    Err(InferError {
-        code: InferCode::Internal,
-        message: format!("pipeline.{pipeline}: the answer ended without an end"),
-    })
-}
-
-fn infer_refusal(pipeline: &Name, error: &InferError) -> Refusal {
-    let code = match error.code {
-        InferCode::ContextOverflow => "context-overflow",
-        InferCode::BadRequest => "bad-request",
-        InferCode::Busy => "busy",
-        InferCode::DeadlineExceeded => "deadline-exceeded",
-        InferCode::StageDown => "stage-down",
-        InferCode::Cancelled => "cancelled",
-        InferCode::Draining => "draining",
-        InferCode::Forbidden => "forbidden",
-        InferCode::Internal => "internal",
-    };
-    let message = if error.message.contains(pipeline.as_str()) {
-        error.message.clone()
-    } else {
-        format!("pipeline.{pipeline}: {}", error.message)
-    };
-    Refusal::new(code, crate::machine::plain::message(&message, 4000))
 }

@@ -325,7 +325,7 @@ impl<'a> Run<'a> {
         asked.map(read).collect()
     }
 
-    fn secrets(
+    pub(super) fn secrets(
         &self,
         wanted: &BTreeMap<String, SecretRef>,
     ) -> Result<BTreeMap<String, SecretString>, Cause> {

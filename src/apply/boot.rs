@@ -17,6 +17,7 @@ use stageline_core::resource::{
 use stageline_core::unit::{Bytes, MicroDollars, Millis};
 
 use super::doubt::{horizon, of_generation};
+use super::setup;
 use super::step::{Act, Made, Nudge, Run, Stop, broken, lease_of};
 use crate::machine::{MachineError, Target};
 use crate::provider::{AGENT_PHASE, Machine, MachineStatus, Phase, Provider};
@@ -57,6 +58,29 @@ pub(super) struct Failure {
     pub noted: bool,
     /// Another machine may do better.
     pub moves_on: bool,
+    /// What explains it best; without any, the end of what the machine printed does.
+    pub lines: Vec<String>,
+}
+
+impl Failure {
+    /// No other machine would do better.
+    pub fn for_good(cause: Cause) -> Self {
+        Self {
+            cause,
+            noted: false,
+            moves_on: false,
+            lines: Vec::new(),
+        }
+    }
+
+    /// It is that machine's fault.
+    pub fn of_machine(cause: Cause) -> Self {
+        Self {
+            noted: true,
+            moves_on: true,
+            ..Self::for_good(cause)
+        }
+    }
 }
 
 impl<'a> Run<'a> {
@@ -134,11 +158,7 @@ impl<'a> Run<'a> {
         };
         self.gang_has(lease);
         if let Some(cause) = self.gang_broken(lease) {
-            let failure = Failure {
-                cause,
-                noted: false,
-                moves_on: false,
-            };
+            let failure = Failure::for_good(cause);
             let cause = self.give_up(act, lease, &receipt, failure, false).await?;
             return Err(Stop::Refused(cause));
         }
@@ -193,13 +213,21 @@ impl<'a> Run<'a> {
         failure: Failure,
         goes_on: bool,
     ) -> Result<Cause, Stop> {
-        let log = self.last_lines(held).await;
+        let Failure {
+            cause,
+            noted,
+            lines,
+            ..
+        } = failure;
+        let log = match lines.is_empty() {
+            true => self.last_lines(held).await,
+            false => lines,
+        };
         let hint = if goes_on {
             "it is being released, so that it costs nothing; the next offer follows"
         } else {
             "it is being released, so that it costs nothing; run apply again for a new one"
         };
-        let Failure { cause, noted, .. } = failure;
         let cause = match cause.hint {
             Some(_) => cause,
             None => cause.hint(hint),
@@ -304,18 +332,15 @@ impl<'a> Run<'a> {
             .providers
             .get(&held.provider, &held.provider_kind);
         let provider = provider.map_err(Stop::Refused)?.as_ref();
-        let limit = spec
-            .acquire_timeout
-            .map_or(provider.traits().acquire_timeout, Millis::duration);
+        let limit = spec.acquire_timeout.map_or_else(
+            || provider.traits().acquire_timeout + setup::longer(spec),
+            Millis::duration,
+        );
         let mut told = Duration::ZERO;
         let (mut known, mut phase_since) = (start, (String::new(), start));
         loop {
             if let Some(cause) = self.gang_broken(lease) {
-                return Ok(Err(Failure {
-                    cause,
-                    noted: false,
-                    moves_on: false,
-                }));
+                return Ok(Err(Failure::for_good(cause)));
             }
             let before = self.effects.clock.boottime();
             let glance = self.glance(provider, lease, spec, held).await;
@@ -336,7 +361,10 @@ impl<'a> Run<'a> {
             if phase_since.0 != phase.name {
                 phase_since = (phase.name.clone(), now);
             }
-            let within = provider.traits().within(&phase.name);
+            let within = provider
+                .traits()
+                .within(&phase.name)
+                .or_else(|| setup::within(&phase));
             let within = within.filter(|_| spec.acquire_timeout.is_none());
             if let Some(within) =
                 within.filter(|within| now.saturating_sub(phase_since.1) >= *within)
@@ -408,37 +436,36 @@ impl<'a> Run<'a> {
             contact: machine.contact.clone(),
         };
         let machines = self.machines().map_err(Stop::Refused)?;
-        let (facts, keeps) = match machines.status(&target).await {
-            Ok(status) => (with_claims(status.facts, &machine.facts), status.limits),
+        let (facts, keeps, known) = match machines.status(&target).await {
+            Ok(status) => {
+                let facts = with_claims(status.facts, &machine.facts);
+                (facts, status.limits, status.setup)
+            }
             Err(error @ MachineError::Refused { .. }) => {
-                return Ok(Glance::Failed(Failure {
-                    cause: Cause::new(FailureClass::Config, error.to_string()),
-                    noted: false,
-                    moves_on: false,
-                }));
+                return Ok(Glance::Failed(Failure::for_good(Cause::new(
+                    FailureClass::Config,
+                    error.to_string(),
+                ))));
             }
             Err(MachineError::Unreachable { .. }) => {
                 return Ok(Glance::Pending(Phase::new(AGENT_PHASE)));
             }
         };
         let claimed = held_against(provider, spec, self.claimed(lease, held, &machine));
-        Ok(
-            match gate(lease, spec, held, &claimed, &facts, machine.price_per_hour) {
-                Ok(()) => Glance::Ready(Box::new(Ready {
-                    found: LeaseReady {
-                        facts: facts.into(),
-                        endpoint: target.endpoint,
-                        contact: target.contact,
-                    },
-                    keeps,
-                })),
-                Err(cause) => Glance::Failed(Failure {
-                    cause,
-                    noted: true,
-                    moves_on: true,
-                }),
+        if let Err(cause) = gate(lease, spec, held, &claimed, &facts, machine.price_per_hour) {
+            return Ok(Glance::Failed(Failure::of_machine(cause)));
+        }
+        if let Some(glance) = self.set_up(lease, spec, held, &target, known).await? {
+            return Ok(glance);
+        }
+        Ok(Glance::Ready(Box::new(Ready {
+            found: LeaseReady {
+                facts: facts.into(),
+                endpoint: target.endpoint,
+                contact: target.contact,
             },
-        )
+            keeps,
+        })))
     }
 
     /// What was claimed when the machine was chosen; of a fresh quote, what the machine's own record claims.
@@ -479,19 +506,18 @@ impl<'a> Run<'a> {
 
 fn died(lease: &LeaseId, held: &LeaseReceipt, why: &str) -> Failure {
     let machine = &held.machine;
-    Failure {
-        cause: Cause::new(
-            FailureClass::Unknown,
-            format!("{lease}: machine `{machine}` failed: {why}"),
-        ),
-        noted: true,
-        moves_on: true,
-    }
+    let message = format!("{lease}: machine `{machine}` failed: {why}");
+    Failure::of_machine(Cause::new(FailureClass::Unknown, message))
 }
 
 /// A machine that took too long. One that runs and whose agent is not heard may only be behind a firewall.
 fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, phase: &Phase) -> Failure {
     let mut failure = died(lease, held, why);
+    if setup::is_setup(phase) {
+        (failure.noted, failure.moves_on) = (false, false);
+        let hint = "see why `setup` takes so long, or give it longer by `acquire_timeout`; the machine is being released";
+        failure.cause = failure.cause.hint(hint);
+    }
     if phase.name == AGENT_PHASE {
         let hint = "it runs and nothing is heard of its agent: its last lines say whether that runs; if it does, let its UDP port through to it, or use a [relay]";
         failure.cause = failure.cause.hint(hint);

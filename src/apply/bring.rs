@@ -56,11 +56,7 @@ impl Run<'_> {
             }
             Err(mut cause) => {
                 cause.message = format!("{lease}: {}", cause.message);
-                Ok(Some(Glance::Failed(Failure {
-                    cause,
-                    noted: true,
-                    moves_on: true,
-                })))
+                Ok(Some(Glance::Failed(Failure::of_machine(cause))))
             }
         }
     }

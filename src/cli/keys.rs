@@ -1,6 +1,6 @@
 //! What only the holder of the identity can derive, and secrets that are read when they are needed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -8,6 +8,7 @@ use secrecy::{SecretBox, SecretString};
 use stageline_core::id::{
     Address, Attempt, EndpointKey, Fingerprint, Generation, LeaseId, Lineage,
 };
+use stageline_core::journal::Verb;
 use stageline_core::plan::{Plan, Verdict};
 use stageline_core::resource::{Cause, FailureClass, Spec, ViaSpec};
 use stageline_core::topology::SecretRef;
@@ -121,11 +122,18 @@ pub(crate) fn at_hand(plan: &Plan, folder: &Path) -> Result<(), Failure> {
         folder: folder.to_owned(),
     };
     let mut missing: BTreeMap<String, (Option<String>, Vec<String>)> = BTreeMap::new();
+    // A machine that is ready has its setup behind it.
+    let waits = plan.steps.iter().filter(|step| step.verb == Verb::Await);
+    let waited_for: BTreeSet<&Address> = waits.map(|step| &step.address).collect();
     for change in &plan.changes {
         let made = match change.verdict {
             Verdict::Create | Verdict::Update | Verdict::Replace => change.spec.as_ref(),
             Verdict::Delete | Verdict::Keep => None,
         };
+        let made = made.filter(|spec| match spec {
+            Spec::Lease(_) => waited_for.contains(&change.address),
+            Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_) => true,
+        });
         for secret in made.into_iter().flat_map(secrets) {
             let by_program = matches!(secret, SecretRef::Command(_));
             if let (false, Err(cause)) = (by_program, references.read(secret)) {
@@ -164,7 +172,11 @@ fn secrets(spec: &Spec) -> Vec<&SecretRef> {
             let relay = relay.and_then(|relay| relay.token.as_ref());
             models.chain(relay).collect()
         }
-        Spec::Lease(_) | Spec::Pipeline(_) => Vec::new(),
+        Spec::Lease(lease) => {
+            let setup = lease.setup.iter();
+            setup.flat_map(|setup| setup.secrets.values()).collect()
+        }
+        Spec::Pipeline(_) => Vec::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Fingerprint, Name};
 use stageline_core::topology::{self, SourceFile, Topology, VarSources};
 
-use super::{Failure, Global, own_hosts};
+use super::{Failure, Global, own_hosts, setup_file};
 use crate::ambient;
 use crate::store::{self, Mode, StateUrl, Store, Surroundings, folder_name};
 
@@ -64,7 +64,7 @@ impl Project {
         let files = sources(global)?;
         let vars = variables(global)?;
         let shown: Vec<SourceFile> = files.iter().chain(&vars.files).cloned().collect();
-        let (topology, warnings) = topology::read(&files, &vars)
+        let (mut topology, warnings) = topology::read(&files, &vars)
             .map_err(|errors| Failure::diagnostics(errors, shown.clone()))?;
         if let Some(name) = global
             .name
@@ -78,6 +78,7 @@ impl Project {
             .hint("leave --name away: it is for commands on a state without its topology"));
         }
         let folder = folder(global);
+        setup_file::read_in(&mut topology, &folder)?;
         let place = Place {
             url: state_url(global, topology.state.as_deref(), &folder)?,
             name: topology.name.clone(),

@@ -19,13 +19,15 @@ use futures::stream::{BoxStream, StreamExt as _};
 use iroh::endpoint::{Connection, RecvStream, SendStream};
 use secrecy::SecretString;
 use stageline_core::id::{LeaseId, Lineage, Name, StageId};
-use stageline_core::resource::{Contact, ExposureSpec, LeaseLimits, PipelineSpec, StageSpec};
+use stageline_core::resource::{
+    Contact, ExposureSpec, LeaseLimits, PipelineSpec, SetupSpec, StageSpec,
+};
 use stageline_core::unit::Millis;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::control::{
-    Envelope, Peer, Refusal, Reply, Request, Secret, VERSION, WORKING_EVERY, read_reply,
-    write_frame,
+    Envelope, Peer, Refusal, Reply, Request, Secret, SetupOrder, VERSION, WORKING_EVERY,
+    read_reply, write_frame,
 };
 use super::plain::{self, Stripper};
 use super::{AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, Target};
@@ -285,6 +287,13 @@ fn unreachable(lease: &LeaseId, why: impl Into<String>) -> MachineError {
     }
 }
 
+fn on_the_wire(secrets: BTreeMap<String, SecretString>) -> BTreeMap<String, Secret> {
+    let wrapped = secrets
+        .into_iter()
+        .map(|(name, value)| (name, Secret(value)));
+    wrapped.collect()
+}
+
 const QUIETLY: &(dyn Fn(&str, u64, u64) + Sync) = &|_, _, _| {};
 
 #[async_trait]
@@ -311,10 +320,7 @@ impl Machines for AgentClient {
         let request = Request::Start {
             stage: stage.clone(),
             spec: Box::new(spec.clone()),
-            secrets: secrets
-                .into_iter()
-                .map(|(name, value)| (name, Secret(value)))
-                .collect(),
+            secrets: on_the_wire(secrets),
         };
         let longest = spec.ready_timeout.duration();
         self.ask_done(target, request, longest, QUIETLY).await
@@ -390,6 +396,23 @@ impl Machines for AgentClient {
     async fn limit(&self, target: &Target, limits: LeaseLimits) -> Result<(), MachineError> {
         self.ask_done(target, Request::Limit { limits }, GRACE, QUIETLY)
             .await
+    }
+
+    async fn set_up(
+        &self,
+        target: &Target,
+        setup: &SetupSpec,
+        secrets: BTreeMap<String, SecretString>,
+        timeout: Millis,
+    ) -> Result<(), MachineError> {
+        let order = SetupOrder {
+            script: setup.script.clone(),
+            env: setup.env.clone(),
+            secrets: on_the_wire(secrets),
+            timeout,
+        };
+        let request = Request::SetUp(Box::new(order));
+        self.ask_done(target, request, GRACE, QUIETLY).await
     }
 
     async fn logs(

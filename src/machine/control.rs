@@ -127,6 +127,19 @@ pub struct Peer {
     pub contact: Contact,
 }
 
+/// A setup with all that it is run with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SetupOrder {
+    /// The script.
+    pub script: String,
+    /// Its environment.
+    pub env: BTreeMap<String, String>,
+    /// Its secret environment.
+    pub secrets: BTreeMap<String, Secret>,
+    /// The longest that it may take.
+    pub timeout: Millis,
+}
+
 /// What the operator asks of an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
@@ -216,6 +229,8 @@ pub enum Request {
         /// All of them.
         limits: LeaseLimits,
     },
+    /// Begins what a machine runs once before it is ready, unless it was begun; its status tells how it ends.
+    SetUp(Box<SetupOrder>),
     /// The last bytes of an output. Raw bytes follow the answer until the stream ends.
     Logs {
         /// Whose.

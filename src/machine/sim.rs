@@ -16,12 +16,14 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use secrecy::SecretString;
 use stageline_core::id::{EndpointKey, Fingerprint, JournalNumber, LeaseId, Name, StageId};
-use stageline_core::resource::{ExposureSpec, LeaseLimits, PipelineSpec, Spec, StageSpec, ViaSpec};
+use stageline_core::resource::{
+    ExposureSpec, LeaseLimits, PipelineSpec, SetupSpec, Spec, StageSpec, ViaSpec,
+};
 use stageline_core::unit::Millis;
 
 use super::{
-    AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, StageStatus, Target,
-    WorkerState, share_fingerprint,
+    AgentStatus, Answer, Delivery, LogSource, MachineError, Machines, SetupState, SetupStatus,
+    StageStatus, Target, WorkerState, share_fingerprint,
 };
 use crate::pipeline::Drain;
 use crate::provider::sim::{Fault, SimMachine, Verb, World};
@@ -43,6 +45,8 @@ pub struct AgentState {
     pub idle: Option<Millis>,
     /// The limits that it keeps: those of its boot, or the last that it was told.
     pub limits: Option<LeaseLimits>,
+    /// What it ran before it was ready: all that it is asked to ends well at once.
+    pub setup: Option<SetupStatus>,
 }
 
 /// Our hands on all machines of a world.
@@ -159,6 +163,7 @@ impl Machines for SimMachines {
                 exposures: agent.exposures.clone(),
                 idle: agent.idle,
                 limits: agent.limits,
+                setup: agent.setup.clone(),
             })
         })
         .await
@@ -330,6 +335,24 @@ impl Machines for SimMachines {
     async fn limit(&self, target: &Target, limits: LeaseLimits) -> Result<(), MachineError> {
         self.ask(target, Verb::Limit, "", |machine, _| {
             machine.agent.limits = Some(limits);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn set_up(
+        &self,
+        target: &Target,
+        setup: &SetupSpec,
+        _secrets: BTreeMap<String, SecretString>,
+        _timeout: Millis,
+    ) -> Result<(), MachineError> {
+        let script = setup.fingerprint();
+        self.ask(target, Verb::SetUp, "", |machine, _| {
+            machine.agent.setup.get_or_insert(SetupStatus {
+                script,
+                state: SetupState::Done,
+            });
             Ok(())
         })
         .await

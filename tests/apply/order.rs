@@ -65,6 +65,7 @@ fn step_of(point: &CallPoint, subject: &str) -> Option<(Address, StepVerb)> {
         | Verb::Status
         | Verb::Drain
         | Verb::Limit
+        | Verb::SetUp
         | Verb::AgentLogs => None,
     }
 }

@@ -143,7 +143,8 @@ api_key = { command = [\"sh\", \"key.sh\"] }
         )
         .replace(
             "count = 2",
-            "count = 2\nsecrets = { MACHINE_TOKEN = { env = \"LEASE_TOKEN\" } }",
+            "count = 2\nsecrets = { MACHINE_TOKEN = { env = \"LEASE_TOKEN\" } }\n\
+             setup = \"echo setup with $MACHINE_TOKEN; printf %s \\\"$MACHINE_TOKEN\\\" | base64\"",
         )
         .replace("listen =", "api_key = { env = \"API_KEY\" }\nlisten =");
     format!("{topology}{exposures}")
@@ -163,7 +164,7 @@ fn no_secret_is_written_anywhere() {
     unset.exits(1).says("hint:");
     unset.says("exposure.api: the environment variable API_KEY is not set");
     unset.says("stage.chat[0], stage.chat[1]: the environment variable WORKER_TOKEN is not set");
-    unset.says("stage.chat[0], stage.chat[1]: the environment variable LEASE_TOKEN is not set");
+    unset.says("lease.node[0], lease.node[1], stage.chat[0], stage.chat[1]: the environment variable LEASE_TOKEN is not set");
     assert!(
         world.machines().is_empty(),
         "found before a machine is rented"
@@ -185,7 +186,7 @@ fn no_secret_is_written_anywhere() {
         ran.exits(*code);
         said.push(ran);
     }
-    for line in ["the token is", "and of the machine ***"] {
+    for line in ["the token is", "and of the machine ***", "setup with ***"] {
         assert!(
             said.iter().any(|ran| ran.out.contains(line)),
             "the log of the worker was read"

@@ -97,3 +97,31 @@ fn a_key_that_is_missing_is_said_at_once() {
         ran.exits(1).says(&format!("{variable} is not set"));
     }
 }
+
+/// The setup of a machine is told over the agent's connection: no cloud needs to take it, and the one that keeps no log of its
+/// machines shows why it failed like every other.
+#[test]
+fn a_setup_is_run_on_machines_of_clouds_and_one_that_fails_is_shown_and_paid_for_once() {
+    for kind in [Kind::Vastai, Kind::Lambda, Kind::Runpod] {
+        let desk = Desk::new(kind, vec![]);
+        let setup = "count = 2\nsetup = \"echo the library is not there; exit 7\"";
+        desk.edit("count = 2", setup);
+        desk.run("apply --auto-approve")
+            .exits(1)
+            .says("failed: it exited with status 7")
+            .says("| the library is not there");
+        assert_eq!(
+            desk.cloud.world.lock().machines.len(),
+            2,
+            "none beyond them"
+        );
+        desk.edit("exit 7", "exit 0");
+        desk.run("apply --auto-approve").exits(0);
+        desk.agrees(2);
+        desk.run("logs lease.node[1]")
+            .exits(0)
+            .says("setup: the library is not there");
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}

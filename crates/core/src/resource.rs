@@ -4,6 +4,7 @@
 //! strands nothing. Both are recorded, so both are versioned by `journal::FORMAT`.
 
 mod limits;
+mod setup;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,6 +22,7 @@ use crate::topology::{AgentSource, Dtype, Layers, Programs, Requote, SecretRef, 
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 pub use limits::LeaseLimits;
+pub use setup::SetupSpec;
 
 /// What one resource should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -78,6 +80,9 @@ pub struct LeaseSpec {
     /// No two machines of its table are in one of these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Domain>,
+    /// What its machine runs once, before it is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub setup: Option<Box<SetupSpec>>,
 }
 
 const fn five() -> u32 {

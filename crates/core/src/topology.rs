@@ -38,6 +38,7 @@ pub use digest::digest;
 pub use docs::{explain, explain_hint, reference_markdown};
 pub use files::read;
 pub use hosts::SshHost;
+pub use leases::{SETUP_MAX, Setup, check_setup};
 pub use rented::AgentSource;
 pub use schema::schema;
 pub use value::{FILE_BYTES_MAX, SourceFile};
@@ -348,6 +349,9 @@ pub struct Lease {
     /// Secret environment of every worker on its machines.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, SecretRef>,
+    /// What its machines run once, before anything else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub setup: Option<Setup>,
 }
 
 /// A `[pipeline.X]`.

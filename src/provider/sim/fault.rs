@@ -48,6 +48,8 @@ pub enum Verb {
     Drain,
     /// Of an agent: other limits.
     Limit,
+    /// Of an agent: what its machine runs once.
+    SetUp,
     /// Of an agent: output.
     AgentLogs,
 }

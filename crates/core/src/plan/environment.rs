@@ -4,7 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::topology::{Lease, Pipeline, SecretRef};
+use crate::diagnostic::Diagnostic;
+use crate::id::Name;
+use crate::resource::SetupSpec;
+use crate::topology::{Lease, Pipeline, SecretRef, Setup};
 
 /// What a worker is started with, and where it came from no longer matters.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -37,6 +40,26 @@ impl Environment {
         for (name, secret) in secrets {
             self.env.remove(name);
             self.secrets.insert(name.clone(), secret.clone());
+        }
+    }
+}
+
+/// What the machines of a lease run once, with what it is run with.
+///
+/// # Errors
+/// A file of one that nobody read.
+pub(super) fn setup(name: &Name, lease: &Lease) -> Result<Option<Box<SetupSpec>>, Diagnostic> {
+    match &lease.setup {
+        None => Ok(None),
+        Some(Setup::Script(script)) => Ok(Some(Box::new(SetupSpec {
+            script: script.clone(),
+            env: lease.env.clone(),
+            secrets: lease.secrets.clone(),
+        }))),
+        Some(Setup::File(path)) => {
+            let message = format!("lease.{name}: its setup {} was not read", path.display());
+            let fault = Diagnostic::error("plan/setup-unseen", message);
+            Err(fault.hint("what is in it must be known before a machine is rented"))
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::environment::Environment;
+use super::environment::{Environment, setup};
 use super::layers::{misplaced, too_long, unsplit};
 use super::models::{Memory, ModelFacts, ModelShape};
 use crate::diagnostic::Diagnostic;
@@ -411,6 +411,10 @@ impl<'a> Expansion<'a> {
     }
 
     fn leases(&mut self, name: &Name, lease: &Lease) {
+        let setup = setup(name, lease).unwrap_or_else(|fault| {
+            self.faults.push(fault);
+            None
+        });
         let plain = Shared::new(LeaseSpec {
             terms: self.terms(lease),
             memory: Bytes(0),
@@ -426,6 +430,7 @@ impl<'a> Expansion<'a> {
             gang_timeout: lease.gang_timeout,
             same: lease.same,
             spread: lease.spread,
+            setup,
         });
         for index in 0..lease.count {
             let id = LeaseId {

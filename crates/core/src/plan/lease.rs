@@ -301,6 +301,15 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
         let why = "its disk was made with the machine";
         return Some(format!("{why}: {} then, {} now", before.disk, spec.disk));
     }
+    let ran = |spec: &LeaseSpec| spec.setup.as_ref().map(|setup| setup.fingerprint());
+    if ran(before) != ran(spec) {
+        let why = match (&before.setup, &spec.setup) {
+            (None, _) => "it has a setup now, which a machine runs before anything else",
+            (Some(_), None) => "it has no setup any more, and its machine ran one",
+            (Some(_), Some(_)) => "its setup is another one now, which a machine runs once",
+        };
+        return Some(why.to_owned());
+    }
     let taken = |spec: &LeaseSpec| {
         let terms = spec.terms.iter().find(|terms| terms.offer == receipt.offer);
         terms.map(|terms| (terms.image.clone(), terms.agent.clone()))

@@ -321,6 +321,9 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
             &format!("a machine of {id} may be there and bill already"),
         );
     }
+    if let Some(setup) = setup(change) {
+        page.para(8, &setup);
+    }
     if let Some(ends) = ends_by(terms.ends, change) {
         page.para(8, &ends);
     }
@@ -337,6 +340,28 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
             page.para(8, &text);
         }
     }
+}
+
+/// What a new machine runs before it is ready.
+fn setup(change: &Change) -> Option<String> {
+    let is_new = matches!(change.verdict, Verdict::Create | Verdict::Replace);
+    let Some(Spec::Lease(spec)) = change.spec.as_ref().filter(|_| is_new) else {
+        return None;
+    };
+    let script = &spec.setup.as_ref()?.script;
+    let lines = match script
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .count()
+    {
+        1 => "1 line".to_owned(),
+        n => format!("{n} lines"),
+    };
+    let digest = spec.setup.as_ref()?.fingerprint().to_string();
+    Some(format!(
+        "runs its setup once before it is ready: {lines}, digest {}",
+        digest.get(..8)?
+    ))
 }
 
 fn first_choice(choice: &Choice) -> String {

@@ -14,8 +14,8 @@ use elsewhere::{RELAY, STATE};
 use moving::{MOVED, REMOVED};
 use provider::{CLAIMS, PROVIDER};
 use renting::{
-    ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, LEASE_ENV, LEASE_SECRETS, REQUOTE, SAME, SPREAD,
-    UNGUARDED, WAIT_FOR_CAPACITY,
+    ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, LEASE_ENV, LEASE_SECRETS, REQUOTE, SAME, SETUP,
+    SPREAD, UNGUARDED, WAIT_FOR_CAPACITY,
 };
 pub(super) use serving::STAGES_MAX;
 use serving::{EXPOSURE, PIPELINE};
@@ -530,6 +530,7 @@ static LEASE: TableDef = TableDef {
         SPREAD,
         LEASE_ENV,
         LEASE_SECRETS,
+        SETUP,
     ],
 };
 

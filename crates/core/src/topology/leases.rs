@@ -1,6 +1,9 @@
 //! Leases: the machines that are wanted now, and what everything that runs on one of them has in its environment.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
 
 use super::build::{self, Scope};
 use super::convert;
@@ -9,6 +12,19 @@ use super::read::{Field, Fields};
 use super::{Lease, SecretRef};
 use crate::id::Name;
 use crate::offer::Domain;
+
+/// Most bytes of a setup: it goes with each lease into plan and state. What is larger is fetched by it.
+pub const SETUP_MAX: usize = 16 << 10;
+
+/// What a machine runs once, before anything else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Setup {
+    /// The script itself.
+    Script(String),
+    /// A file with it on the operator's computer, relative to the topology file.
+    File(PathBuf),
+}
 
 /// Reads a `[lease.X]`.
 pub(super) fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
@@ -24,6 +40,7 @@ pub(super) fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
     let gang_timeout = fields.read("gang_timeout", convert::duration);
     let (same, spread) = nearness(fields);
     let (env, secrets) = environment(fields);
+    let setup = fields.read("setup", setup);
     let terms = build::terms(fields);
     Some(Lease {
         offers: offers?,
@@ -45,6 +62,7 @@ pub(super) fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
         spread,
         env,
         secrets,
+        setup,
     })
 }
 
@@ -106,4 +124,45 @@ pub(super) fn environment(
         );
     }
     (env, secrets)
+}
+
+/// A script, or a file with one: one word that looks like a path is no command that anybody would set a machine up with.
+fn setup(field: Field<'_>) -> Option<Setup> {
+    let text = field.text()?;
+    let word = text.trim();
+    if word.is_empty() {
+        field.bad("`setup` is empty".to_owned(), None);
+        return None;
+    }
+    let is_path =
+        !word.contains(char::is_whitespace) && (word.contains('/') || word.ends_with(".sh"));
+    if is_path {
+        return convert::file(field).map(Setup::File);
+    }
+    if let Err(why) = check_setup(text) {
+        let hint = "put what is large where the machine can fetch it".to_owned();
+        field.bad(format!("`setup` {why}"), Some(hint));
+        return None;
+    }
+    Some(Setup::Script(text.to_owned()))
+}
+
+/// Whether a text can be a setup.
+///
+/// # Errors
+/// What is wrong with it, in words that follow its name.
+pub fn check_setup(text: &str) -> Result<(), String> {
+    if text.trim().is_empty() {
+        return Err("is empty".to_owned());
+    }
+    if text.len() > SETUP_MAX {
+        return Err(format!(
+            "has {} bytes; at most {SETUP_MAX} are taken",
+            text.len()
+        ));
+    }
+    if text.contains('\0') {
+        return Err("holds a NUL byte".to_owned());
+    }
+    Ok(())
 }

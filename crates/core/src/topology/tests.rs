@@ -388,3 +388,22 @@ fn a_number_from_a_variable_is_text_where_text_is_needed() {
     // Without a variable it is the wrong type.
     assert!(read_all(&[BASE, "[pipeline.chat]\nengine_args = [4]"]).is_err());
 }
+
+#[test]
+fn a_setup_is_a_script_unless_it_is_one_word_that_looks_like_a_path() {
+    let setup = |text: &str| {
+        let topology = valid(&[BASE, &format!("[lease.node]\nsetup = {text:?}")]);
+        let lease = topology.leases.into_values().next().expect("one");
+        lease.setup.expect("it is given")
+    };
+    for path in ["setup.sh", "./prepare", "bin/prepare", "/opt/x"] {
+        assert_eq!(setup(path), Setup::File(path.into()));
+    }
+    for script in ["true", "sh setup.sh", "./prepare now", "#!/bin/bash\ntrue"] {
+        assert_eq!(setup(script), Setup::Script(script.to_owned()));
+    }
+    let long = "#".repeat(SETUP_MAX);
+    assert!(check_setup(&long).is_ok());
+    let why = check_setup(&format!("{long}#")).expect_err("too long");
+    assert!(why.contains("16385 bytes"), "{why}");
+}

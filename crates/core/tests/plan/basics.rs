@@ -142,6 +142,7 @@ pub fn machines(count: u32) -> Topology {
         spread: None,
         env: BTreeMap::new(),
         secrets: BTreeMap::new(),
+        setup: None,
     };
     let offer = Offer {
         claims: None,
@@ -299,4 +300,15 @@ fn layers_of_a_model_that_nobody_looked_at_are_not_placed() {
     let faults = expand(&chain(&[0, 15, 30]), &BTreeMap::new()).expect_err("no model was seen");
     let codes: Vec<&str> = faults.iter().map(|fault| fault.code).collect();
     assert_eq!(codes, ["plan/model-unseen"]);
+}
+
+#[test]
+fn a_setup_that_nobody_read_is_a_fault() {
+    let mut topology = machines(1);
+    let lease = topology.leases.values_mut().next().expect("one");
+    lease.setup = Some(stageline_core::topology::Setup::File("setup.sh".into()));
+    let faults = expand(&topology, &BTreeMap::new()).expect_err("it is not read");
+    assert_eq!(faults[0].code, "plan/setup-unseen");
+    let message = &faults[0].message;
+    assert!(message.contains("lease.gpu") && message.contains("setup.sh"));
 }

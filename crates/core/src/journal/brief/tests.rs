@@ -36,6 +36,7 @@ fn spec(memory: u64) -> Spec {
             gang_timeout: None,
             same: None,
             spread: None,
+            setup: None,
         }
         .into(),
     )

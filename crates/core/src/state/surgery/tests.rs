@@ -308,6 +308,7 @@ fn only_a_machine_of_this_state_that_nobody_holds_is_imported() {
         gang_timeout: None,
         same: None,
         spread: None,
+        setup: None,
     };
     let receipt = |machine: &str, lineage: &Lineage| {
         let made = held(&address("lease.old[0]"), 3, machine);

@@ -117,8 +117,8 @@ pub(super) const LEASE_ENV: Key = Key {
     kind: Kind::Env,
     need: Need::Optional("none"),
     change: ON_ITS_STAGES,
-    doc: "Environment variables of every worker on its machines, under those of the pipeline and of the stage. Values are \
-          strings; a secret goes into `secrets`.",
+    doc: "Environment variables of every worker on its machines, under those of the pipeline and of the stage, and of `setup`. \
+          Values are strings; a secret goes into `secrets`.",
     example: "{ RAYON_NUM_THREADS = \"1\" }",
 };
 
@@ -128,6 +128,21 @@ pub(super) const LEASE_SECRETS: Key = Key {
     need: Need::Optional("none"),
     change: ON_ITS_STAGES,
     doc: "Secret environment variables of every worker on its machines, each by reference, under those of the pipeline and of \
-          the stage.",
+          the stage, and of `setup`.",
     example: "{ HF_TOKEN = { env = \"HF_TOKEN\" } }",
+};
+
+pub(super) const SETUP: Key = Key {
+    name: "setup",
+    kind: Kind::Text,
+    need: Need::Optional("none"),
+    change: Change::Replace,
+    doc: "A script that each of its machines runs once, before it is ready and anything else is put there: the script itself, \
+          or, as one word with a `/` or the ending `.sh`, the path of a file with it, relative to the topology file. It is \
+          run by `sh -e`, or by what it names after `#!`, as the user of the agent, in the agent's folder, with `env` and \
+          `secrets` of the lease. What it prints is in the machine's log (`stageline logs lease.NAME[0]`). When it fails, or \
+          takes longer than 30 minutes (than `acquire_timeout`, where that is given), the machine is released and no other \
+          one is tried. Its text is in plans and in the state: no secret may stand in it. In a string, `$${X}` writes the \
+          shell's `${X}`.",
+    example: "\"apt-get update && apt-get install -y libgomp1\"",
 };
