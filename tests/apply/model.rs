@@ -39,6 +39,11 @@ const UNLISTED: Duration = Duration::from_secs(30);
 const CASES: &[(u64, &[u64])] = &[
     // A new machine that somebody ended at once: it is missed when it is too old to be unlisted.
     (167, &[13834230096954863093, 17573866355961420904]),
+    // A clock that is set during two runs at once.
+    (
+        603,
+        &[2371775319607335632, 1898302437277521461, 259947461360608654],
+    ),
 ];
 
 /// One story under way.

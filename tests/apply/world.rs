@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
-use stageline::ambient::{Clock, FakeClock, SharedClock};
+use stageline::ambient::{self, Clock, FakeClock, SharedClock};
 use stageline::apply::testing::{NoSecrets, TestKeys};
 use stageline::apply::{self, Effects, Keys, PARALLELISM, Providers, Summary};
 use stageline::core::event::Event;
@@ -349,10 +349,12 @@ impl World {
         let put = store.put_plan(plan.id, bytes).await;
         put.map_err(|error| Refusal(error.to_string()))?;
         let begin = begin(&plan, job, start);
-        let journal = Journal::begin(&store, loaded, begin, self.writer())
+        let writer = self.writer();
+        let clock = writer.clock.clone();
+        let journal = Journal::begin(&store, loaded, begin, writer)
             .await
             .map_err(|error| Refusal(error.to_string()))?;
-        self.carry_out(tool, plan, &journal, job).await
+        self.carry_out(tool, plan, &journal, clock, job).await
     }
 
     async fn carry_out(
@@ -360,6 +362,7 @@ impl World {
         tool: &Tool,
         plan: Plan,
         journal: &Journal,
+        clock: SharedClock,
         job: &Job,
     ) -> Result<Report, Refusal> {
         let events = Arc::new(Mutex::new(Vec::new()));
@@ -372,7 +375,7 @@ impl World {
             machines: (!destroys).then(|| Arc::new(self.sim.hands()) as Arc<dyn Machines>),
             keys: (!destroys).then(|| Arc::new(TestKeys(LINEAGE)) as Arc<dyn Keys>),
             secrets: Arc::new(NoSecrets),
-            clock: self.shared_clock(),
+            clock,
             events: Arc::new(move |event| {
                 watcher(&event);
                 sink.lock().expect("no panic").push(event);
@@ -490,13 +493,14 @@ impl World {
         Arc::new(self.clock.clone())
     }
 
-    /// Who a new process is to the journal.
+    /// Who a new process is to the journal. As in the program, whoever sets the clock while it runs moves no time that it
+    /// records.
     pub fn writer(&self) -> Writer {
         let n = self.processes.get().wrapping_add(1);
         self.processes.set(n);
         Writer {
             id: WriterId([n; 16]),
-            clock: self.shared_clock(),
+            clock: ambient::steady(self.shared_clock()),
         }
     }
 
