@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use secrecy::SecretBox;
+use secrecy::{SecretBox, SecretString};
 use stageline_core::id::{
     Attempt, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
 };
@@ -152,10 +152,23 @@ pub struct CreateRequest {
     pub disk: Bytes,
     /// What the machine runs; none is the provider's plain image.
     pub image: Option<String>,
+    /// Who may pull that image; none is anybody.
+    pub registry: Option<RegistryLogin>,
     /// How the agent gets there; none is the provider's usual way.
     pub agent: Option<AgentSource>,
     /// For the agent.
     pub boot: Boot,
+}
+
+/// A login at a registry of images, with its password.
+#[derive(Debug)]
+pub struct RegistryLogin {
+    /// Which registry.
+    pub server: String,
+    /// Who pulls.
+    pub username: String,
+    /// Never printed.
+    pub password: SecretString,
 }
 
 /// What a machine is handed that has no agent yet.

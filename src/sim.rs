@@ -12,6 +12,7 @@ mod clock;
 pub mod fault;
 mod lambda;
 mod machine;
+pub mod registry;
 mod runpod;
 mod serve;
 mod vastai;

@@ -10,6 +10,7 @@ mod kills;
 mod lai;
 mod lambda;
 mod official;
+mod private;
 mod runpod;
 mod runpod_clients;
 mod ssh;

@@ -13,12 +13,13 @@ use stageline_core::plan::{Choice, unfit};
 use stageline_core::resource::{
     Account, Cause, FailureClass, LeaseLimits, LeaseSpec, Outcome, Receipt, Terms,
 };
+use stageline_core::topology::Registry;
 use stageline_core::unit::MicroDollars;
 
 use super::doubt::{SEND_WINDOW, receipt};
 use super::release::GONE_WITHIN;
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
-use crate::provider::{Boot, CreateRequest, Machine, Provider};
+use crate::provider::{Boot, CreateRequest, Machine, Provider, RegistryLogin};
 
 /// Between two looks while something is waited for.
 const POLL: Duration = Duration::from_millis(200);
@@ -66,6 +67,8 @@ impl<'a> Run<'a> {
             .get(&terms.provider, &terms.provider_kind)
             .map_err(Stop::Refused)?;
         let keys = self.keys().map_err(Stop::Refused)?;
+        let registry = terms.registry.as_ref().map(|login| self.login(login));
+        let registry = registry.transpose().map_err(Stop::Refused)?;
         let (quote, launch) = self
             .priced(act, lease, spec, terms, provider.as_ref(), choice)
             .await?;
@@ -76,6 +79,7 @@ impl<'a> Run<'a> {
             quote,
             disk: spec.disk,
             image: terms.image.clone(),
+            registry,
             agent: terms.agent.clone(),
             boot: Boot {
                 limits: launch.limits.filter(|_| provider.traits().self_destroy),
@@ -85,6 +89,15 @@ impl<'a> Run<'a> {
         let outcome = self.send(provider.as_ref(), request).await;
         self.launched(act, provider.as_ref(), &launch, outcome)
             .await
+    }
+
+    /// A login with its password, read now.
+    fn login(&self, login: &Registry) -> Result<RegistryLogin, Cause> {
+        Ok(RegistryLogin {
+            server: login.server.clone(),
+            username: login.username.clone(),
+            password: self.effects.secrets.read(&login.password)?,
+        })
     }
 
     /// The quote as it is now, and the try that takes it. Where there is no room for it yet, the release that makes some

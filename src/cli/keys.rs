@@ -174,7 +174,12 @@ fn secrets(spec: &Spec) -> Vec<&SecretRef> {
         }
         Spec::Lease(lease) => {
             let setup = lease.setup.iter();
-            setup.flat_map(|setup| setup.secrets.values()).collect()
+            let setup = setup.flat_map(|setup| setup.secrets.values());
+            let logins = lease
+                .terms
+                .iter()
+                .filter_map(|terms| terms.registry.as_ref());
+            setup.chain(logins.map(|login| &login.password)).collect()
         }
         Spec::Pipeline(_) => Vec::new(),
     }

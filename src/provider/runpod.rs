@@ -11,6 +11,7 @@
 
 mod boot;
 mod offer;
+mod registry;
 mod wire;
 
 #[cfg(test)]
@@ -73,6 +74,7 @@ pub struct Runpod {
     /// Which account this is, once a listing has shown it.
     account: OnceCell<String>,
     released: Recent,
+    registries: registry::Registries,
 }
 
 impl Runpod {
@@ -87,6 +89,7 @@ impl Runpod {
             listing: Shared::new(),
             account: OnceCell::new(),
             released: Recent::default(),
+            registries: registry::Registries::default(),
         }
     }
 
@@ -140,6 +143,7 @@ impl Runpod {
             let pods = wire::rows(&answer.body, "pods")?;
             let account = self.whose(pods)?;
             self.account.set(account).ok();
+            self.registries.note(pods);
             wire::machines(pods, self.settings.relay.as_deref())
         };
         let turn = async || tokio::time::sleep(self.api.gate(&LISTINGS).reserve()).await;
@@ -295,7 +299,14 @@ impl Provider for Runpod {
         let body = self.reachable().and(account);
         let api = self.settings.url.as_deref().unwrap_or(URL);
         let disk = gigabytes(request.disk);
-        let body = body.and_then(|on| boot::body(&request, disk, (&on, api)));
+        let _hold = self.registries.hold().await;
+        let body = match (body, self.let_in(&request).await) {
+            (Ok(on), Ok(registry)) => {
+                let body = boot::body(&request, disk, (&on, api));
+                body.map(|body| registry::with(body, registry))
+            }
+            (Err(cause), _) | (Ok(_), Err(cause)) => Err(cause),
+        };
         let body = match body {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),
@@ -334,7 +345,9 @@ impl Provider for Runpod {
 
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
         let all = self.all(Duration::ZERO).await;
-        all.map_err(|fault| self.blind(fault))
+        let all = all.map_err(|fault| self.blind(fault))?;
+        self.remove_unused().await;
+        Ok(all)
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {

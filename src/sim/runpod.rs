@@ -10,6 +10,7 @@ mod catalogue;
 mod create;
 mod graphql;
 mod pods;
+mod registries;
 mod schema;
 
 use serde_json::{Value, json};
@@ -183,7 +184,9 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
 }
 
 /// Paths and the methods that each has.
-const PATHS: [(&str, &str); 11] = [
+const PATHS: [(&str, &str); 13] = [
+    ("registries", "GET, POST"),
+    ("registries/{}", "GET, DELETE"),
     ("pods", "GET, POST"),
     ("pods/{}", "GET, PATCH, DELETE"),
     ("pods/{}/logs", "GET"),
@@ -213,6 +216,10 @@ fn route(world: &World, request: &Request, account: &str) -> Reply {
         ("DELETE", ["pods", id]) => pods::end(world, account, id),
         ("GET", ["pods", id, "logs"]) => pods::logs(world, account, id, query),
         ("POST", ["pods", id, "action"]) => pods::act(world, account, id, body),
+        ("GET", ["registries"]) => registries::list(world, account),
+        ("POST", ["registries"]) => registries::create(world, account, body),
+        ("GET", ["registries", id]) => registries::show(world, account, id),
+        ("DELETE", ["registries", id]) => registries::remove(world, account, id),
         ("GET", ["account", "ssh-keys"]) => account::keys(world, account),
         ("PUT", ["account", "ssh-keys"]) => account::set_keys(world, account, body),
         ("GET", ["catalog", "gpus"]) => catalogue::types(world, query),

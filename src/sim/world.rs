@@ -47,6 +47,8 @@ pub struct Wish {
     pub env: BTreeMap<String, String>,
     /// Its start command.
     pub onstart: String,
+    /// Its image is private, and who is to pull it may not.
+    pub denied: bool,
     /// It begins stopped.
     pub stopped: bool,
     /// It costs its price from the create on, and not only while it runs.
@@ -187,7 +189,9 @@ impl World {
         let provisioned = now + PROVISION_MS;
         let slow = fires("boot-slow").map_or(LOAD_MS, |fault| fault.millis(1500));
         let runs = provisioned + slow;
-        let course = if fires("boot-never").is_some() {
+        let course = if wish.denied {
+            Course::Dies(super::registry::DENIED.to_owned())
+        } else if fires("boot-never").is_some() {
             Course::Never
         } else if let Some(fault) = fires("boot-dies") {
             Course::Dies(fault.text.unwrap_or_else(|| "exited".to_owned()))

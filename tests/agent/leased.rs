@@ -44,6 +44,7 @@ async fn up(world: &World, provider: &LocalProvider) -> Machine {
         quote: quotes.expect("visible").remove(0),
         disk: Bytes::gib(1),
         image: None,
+        registry: None,
         agent: None,
         boot: Boot {
             agent_key: SecretBox::new(Box::new(*world.key(0).expose())),

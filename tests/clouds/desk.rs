@@ -155,6 +155,14 @@ listen = "127.0.0.1:0"
         )
     }
 
+    /// A file for its owner only.
+    pub(super) fn secret(&self, name: &str, text: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        self.file(name, text);
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(self.path(name), mode).expect("set");
+    }
+
     /// The topology with one text in the place of another, which must be there.
     pub(super) fn edit(&self, from: &str, to: &str) {
         let path = self.dir.path().join("topology.toml");

@@ -50,6 +50,7 @@ fn request(quote: Quote, attempt: u32) -> CreateRequest {
         quote,
         disk: DISK,
         image: None,
+        registry: None,
         agent: Some(AgentSource::Fetch {
             url: "https://example.org/stageline".to_owned(),
             sha256: stageline::core::id::Sha256([7; 32]),

@@ -57,6 +57,7 @@ fn request(quote: Quote, attempt: u32) -> CreateRequest {
         quote,
         disk: DISK,
         image: Some("img:1".to_owned()),
+        registry: None,
         agent: None,
         boot: Boot {
             agent_key: secrecy::SecretBox::new(Box::new([1; 32])),

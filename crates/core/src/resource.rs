@@ -18,7 +18,7 @@ use crate::id::{
 };
 use crate::offer::{Domain, Facts, Place, QuoteId, Requirement};
 use crate::shared::Shared;
-use crate::topology::{AgentSource, Dtype, Layers, Programs, Requote, SecretRef, Serve};
+use crate::topology::{AgentSource, Dtype, Layers, Programs, Registry, Requote, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 pub use limits::LeaseLimits;
@@ -137,6 +137,9 @@ pub struct Terms {
     /// What a rented machine runs; none is the provider's plain image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Who may pull that image; none is anybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub registry: Option<Registry>,
     /// How the agent gets there; none is the provider's usual way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentSource>,

@@ -18,6 +18,7 @@ mod leases;
 mod moving;
 mod numbered;
 mod read;
+mod registry;
 mod rented;
 mod requirement;
 mod schema;
@@ -39,6 +40,7 @@ pub use docs::{explain, explain_hint, reference_markdown};
 pub use files::read;
 pub use hosts::SshHost;
 pub use leases::{SETUP_MAX, Setup, check_setup};
+pub use registry::Registry;
 pub use rented::AgentSource;
 pub use schema::schema;
 pub use value::{FILE_BYTES_MAX, SourceFile};
@@ -140,7 +142,15 @@ pub struct Limits {
 
 /// A secret by reference; its value is read when it is needed and never recorded.
 #[derive(
-    Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+    Clone,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum SecretRef {
@@ -290,6 +300,9 @@ pub struct Offer {
     pub max_price_per_hour: Option<MicroDollars>,
     /// What a rented machine runs; none is the provider's plain image.
     pub image: Option<String>,
+    /// Who may pull that image; none is anybody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub registry: Option<Registry>,
     /// How the agent gets onto a rented machine; none is the provider's usual way.
     pub agent: Option<AgentSource>,
     /// A machine without work for this long is ended.

@@ -89,6 +89,7 @@ impl Stand {
                 .expect("a requirement"),
             disk: Bytes::gib(20),
             image: Some("an/image:1".to_owned()),
+            registry: None,
             agent: None,
             boot: Boot {
                 agent_key: SecretBox::new(Box::new([7; 32])),

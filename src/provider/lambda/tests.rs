@@ -462,6 +462,7 @@ fn request(agent: Option<AgentSource>) -> CreateRequest {
         quote,
         disk: DISK,
         image: None,
+        registry: None,
         agent,
         boot: Boot {
             agent_key: secrecy::SecretBox::new(Box::new([1; 32])),

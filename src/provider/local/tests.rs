@@ -142,6 +142,7 @@ fn request(attempt: u32) -> CreateRequest {
         },
         disk: Bytes::gib(1),
         image: None,
+        registry: None,
         agent: None,
         boot: Boot {
             agent_key: SecretBox::new(Box::new([0xab; 32])),

@@ -160,6 +160,7 @@ fn request(quote: &str, agent: Option<AgentSource>) -> CreateRequest {
         quote: quote_of,
         disk: Bytes::gib(40),
         image: None,
+        registry: None,
         agent,
         boot: Boot {
             agent_key: secrecy::SecretBox::new(Box::new([1; 32])),

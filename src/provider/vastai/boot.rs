@@ -5,13 +5,14 @@
 
 use std::net::SocketAddr;
 
+use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value, json};
 use stageline_core::resource::{Cause, FailureClass, LeaseLimits};
 use stageline_core::topology::AgentSource;
 
 use crate::agent::OwnEnd;
-use crate::provider::CreateRequest;
 use crate::provider::http::{package, start_script};
+use crate::provider::{CreateRequest, RegistryLogin};
 
 /// Where the agent listens in its container; the provider maps it to a free port of the host.
 pub(super) const PORT: u16 = 41641;
@@ -51,7 +52,8 @@ pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Valu
         let message = "the address of the agent is too long for the command that starts it";
         return Err(Cause::new(FailureClass::Config, message).hint("give `agent` a shorter `url`"));
     }
-    Ok(json!({
+    let login = request.registry.as_ref().map(login).transpose()?;
+    let mut body = json!({
         "client_id": "me",
         "image": request.image.as_deref().unwrap_or(PLAIN_IMAGE),
         "env": env,
@@ -61,5 +63,27 @@ pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Valu
         "runtype": "ssh_direct",
         "cancel_unavail": true,
         "target_state": "running",
-    }))
+    });
+    if let Some(login) = login {
+        body["image_login"] = Value::String(login);
+    }
+    Ok(body)
+}
+
+/// Who pulls the image, as words of a command line: the provider takes no others.
+fn login(login: &RegistryLogin) -> Result<String, Cause> {
+    let password = login.password.expose_secret();
+    let words = [&*login.username, password, &*login.server];
+    let plain = |word: &str| {
+        word.bytes()
+            .all(|b| b.is_ascii_graphic() && !b"'\"\\`$".contains(&b))
+    };
+    if !words.into_iter().all(plain) {
+        let message = "the provider takes a login for images only without blanks, quotes, `$` and backslashes";
+        let cause = Cause::new(FailureClass::Config, message);
+        return Err(cause
+            .hint("take an access token in the place of a password in `registry` of the offer"));
+    }
+    let [username, password, server] = words;
+    Ok(format!("-u {username} -p {password} {server}"))
 }

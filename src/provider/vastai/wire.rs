@@ -213,6 +213,9 @@ fn status(instance: &Value) -> MachineStatus {
     let broken = said
         .as_deref()
         .is_some_and(|said| said.contains("OCI runtime create failed"));
+    let denied = said
+        .as_deref()
+        .is_some_and(|said| said.contains("pull access denied") || said.contains("unauthorized"));
     let is = |field: &str, state: &str| word(field).as_deref() == Some(state);
     if is("cur_state", "unloaded") || is("next_state", "unloaded") {
         return MachineStatus::Ending;
@@ -228,6 +231,9 @@ fn status(instance: &Value) -> MachineStatus {
         Some("loading" | "created" | "scheduling") if broken => {
             dead("its container cannot be made")
         }
+        None | Some("loading" | "created" | "scheduling") if denied => dead(
+            "its image may not be pulled: it is private, and `registry` of the offer is missing or wrong",
+        ),
         Some("running") => MachineStatus::Running,
         Some("exited") => dead("its container ended"),
         Some("offline") => dead("its host is away"),

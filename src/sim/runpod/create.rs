@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 use stageline_core::unit::Bytes;
 
 use super::super::machine::Offer;
+use super::super::registry;
 use super::super::serve::{Reply, Way};
 use super::super::world::{Wish, World};
 use super::catalogue::{self, numbers};
 use super::schema::{self, Rule, faults};
-use super::{invalid, no, oops, pods, unknown};
+use super::{invalid, no, oops, pods, registries, unknown};
 
 /// What is taken when no disk is asked for, in GB.
 const DISK: u64 = 20;
@@ -82,7 +83,23 @@ pub(super) fn create(world: &World, account: &str, body: &Value) -> Reply {
         }
         return no(400, NO_CAPACITY);
     }
-    let wish = wish(account, body);
+    let registry = body.get("registry").and_then(Value::as_str);
+    let login = registry.map(|id| registries::login(world, account, id));
+    if matches!(login, Some(None)) {
+        return no(400, "container registry auth not found");
+    }
+    let login = login.flatten();
+    let login = login
+        .as_ref()
+        .map(|(user, password)| (user.as_str(), password.as_str()));
+    let image = body
+        .get("image")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let wish = Wish {
+        denied: !registry::may_pull(image, login),
+        ..wish(account, body)
+    };
     made(world, offer, wish)
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::machine::{Machine, Stand};
+use super::super::registry;
 use super::super::serve::{Reply, Request, Way};
 use super::super::world::World;
 use super::schema::{self, Rule, faults};
@@ -88,7 +89,8 @@ pub(super) fn status(machine: &Machine, now: u64) -> (&'static str, bool) {
         Stand::Running => ("RUNNING", true),
         Stand::Failed(how) => match how.as_str() {
             "oci" => ("ERROR", false),
-            "offline" => ("RUNNING", false),
+            // It is said to run, whatever becomes of the pull of its image.
+            "offline" | registry::DENIED => ("RUNNING", false),
             "unknown" => ("DEGRADED", false),
             _ => ("EXITED", false),
         },
@@ -338,7 +340,9 @@ pub(super) fn logs(
         if now >= machine.provisioned {
             lines.push(("system", format!("pull image {}", machine.image)));
         }
-        if now >= machine.runs {
+        if machine.stand(now) == Stand::Failed(registry::DENIED.to_owned()) {
+            lines.push(("system", registry::denied(&machine.image)));
+        } else if now >= machine.runs {
             lines.push(("system", "start container".to_owned()));
         }
         let log = machine.agent.as_ref().map(|agent| agent.log());

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::boot::OWN_KEY;
 use super::super::machine::Offer;
+use super::super::registry;
 use super::super::serve::{Reply, Way};
 use super::super::world::{Wish, World};
 use super::{hurt, no, offers, yes};
@@ -90,6 +91,7 @@ fn wish(account: &str, body: &Value) -> Wish {
         disk_gib: if disk == 0 { DISK.1 } else { disk.max(DISK.0) },
         env,
         onstart: text("onstart"),
+        denied: !registry::may_pull_by(&text("image"), &text("image_login")),
         stopped: body.get("target_state").and_then(Value::as_str) == Some("stopped"),
         ..Wish::default()
     }

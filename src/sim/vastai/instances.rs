@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::machine::{Machine, Stand};
+use super::super::registry;
 use super::super::serve::{Reply, Request};
 use super::super::world::World;
 use super::offers::{claim, merge};
@@ -120,6 +121,9 @@ fn row(world: &World, machine: &mut Machine, now: u64) -> Value {
             Some("created"),
             "Error response from daemon: OCI runtime create failed: no such device".to_owned(),
         ),
+        Stand::Failed(how) if how == registry::DENIED => {
+            (Some("created"), registry::denied(&machine.image))
+        }
         Stand::Failed(how) if how == "offline" => (Some("offline"), String::new()),
         Stand::Failed(how) if how == "unknown" => (Some("unknown"), String::new()),
         Stand::Failed(_) => (Some("exited"), "container exited with code 1".to_owned()),

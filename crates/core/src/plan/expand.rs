@@ -506,6 +506,7 @@ impl<'a> Expansion<'a> {
                     requirement: offer.requirement.and(&lease.requirement),
                     ceiling: limits.into_iter().flatten().min(),
                     image: offer.image.clone(),
+                    registry: offer.registry.clone(),
                     agent: offer.agent.clone(),
                     requote: offer.requote.max(lease.requote.unwrap_or_default()),
                 })

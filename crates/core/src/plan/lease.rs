@@ -312,10 +312,16 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
     }
     let taken = |spec: &LeaseSpec| {
         let terms = spec.terms.iter().find(|terms| terms.offer == receipt.offer);
-        terms.map(|terms| (terms.image.clone(), terms.agent.clone()))
+        terms.map(|terms| {
+            (
+                terms.image.clone(),
+                terms.agent.clone(),
+                terms.registry.clone(),
+            )
+        })
     };
     match (taken(before), taken(spec)) {
-        (Some((image, _)), Some((other, _))) if image != other => {
+        (Some((image, ..)), Some((other, ..))) if image != other => {
             let text = |image: Option<String>| image.unwrap_or_else(|| "the plain one".to_owned());
             Some(format!(
                 "its image was {}, now {}",
@@ -323,8 +329,11 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
                 text(other)
             ))
         }
-        (Some((_, agent)), Some((_, other))) if agent != other => {
+        (Some((_, agent, _)), Some((_, other, _))) if agent != other => {
             Some("its agent comes another way now".to_owned())
+        }
+        (Some((.., login)), Some((.., other))) if login != other => {
+            Some("its image is pulled by another login now".to_owned())
         }
         (_, _) => None,
     }

@@ -48,6 +48,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     let providers = named(&fields, "provider", |table| provider(table));
     let mut offers = named(&fields, "offer", |table| offer(table, &scope));
     super::rented::check(&fields, &providers, &offers);
+    super::registry::check(&fields, &providers, &offers);
     commands::offers(&fields, &providers, &mut offers);
     super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| leases::lease(table, &scope));
@@ -332,6 +333,7 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
     let provider = fields.read("provider", |field| convert::name_of(field, &scope.declared));
     let terms = terms(fields);
     let image = fields.read("image", convert::image);
+    let registry = super::registry::read(fields);
     let agent = agent(fields);
     let claims = match fields.get("claims") {
         Some(field) => inside(fields, field, "claims").map(|claims| commands::claims(&claims)),
@@ -340,6 +342,7 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
     Some(Offer {
         claims,
         image,
+        registry,
         agent,
         requirement: terms.requirement,
         max_price_per_hour: terms.max_price_per_hour,

@@ -150,6 +150,7 @@ pub fn machines(count: u32) -> Topology {
         requirement: Requirement::default(),
         max_price_per_hour: None,
         image: None,
+        registry: None,
         agent: None,
         idle_timeout: Millis::minutes(20),
         max_lifetime: Millis::minutes(720),

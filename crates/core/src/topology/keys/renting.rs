@@ -2,7 +2,7 @@
 //!
 //! Definitions alone, as all of [`super`].
 
-use super::{Change, Choice, KEY, Key, Kind, Need};
+use super::{Change, Choice, KEY, Key, Kind, Need, TableDef};
 
 pub(super) const ACQUIRE_TIMEOUT: Key = Key {
     name: "acquire_timeout",
@@ -145,4 +145,45 @@ pub(super) const SETUP: Key = Key {
           one is tried. Its text is in plans and in the state: no secret may stand in it. In a string, `$${X}` writes the \
           shell's `${X}`.",
     example: "\"apt-get update && apt-get install -y libgomp1\"",
+};
+
+pub(super) const REGISTRY: Key = Key {
+    name: "registry",
+    kind: Kind::Table(&REGISTRY_TABLE),
+    need: Need::Optional("anybody may pull `image`"),
+    change: Change::Replace,
+    doc: "Who may pull a private `image`; for `vastai` and `runpod`. At `vastai` it goes with the request for the machine; at \
+          `runpod` it is kept in the account as a credential named `stageline-...`, which is removed when no pod uses it any \
+          more. Whoever has the machine's host, or the account, may see it: let it be a token that can do nothing but pull.",
+    example: "{ server = \"ghcr.io\", username = \"puller\", password = { env = \"GHCR_TOKEN\" } }",
+};
+
+static REGISTRY_TABLE: TableDef = TableDef {
+    doc: "A login at the registry of `image`.",
+    keys: &[
+        Key {
+            name: "server",
+            kind: Kind::Text,
+            need: Need::Required,
+            change: Change::Replace,
+            doc: "The registry: what stands before the first `/` of `image`, or `docker.io`.",
+            example: "\"ghcr.io\"",
+        },
+        Key {
+            name: "username",
+            kind: Kind::Text,
+            need: Need::Required,
+            change: Change::Replace,
+            doc: "Who pulls.",
+            example: "\"puller\"",
+        },
+        Key {
+            name: "password",
+            kind: Kind::Secret,
+            need: Need::Required,
+            change: Change::Replace,
+            doc: "Its password or token.",
+            example: "{ env = \"GHCR_TOKEN\" }",
+        },
+    ],
 };
