@@ -15,6 +15,7 @@ mod hosts;
 mod interpolate;
 mod keys;
 mod leases;
+mod model;
 mod moving;
 mod numbered;
 mod read;

@@ -10,8 +10,8 @@ use super::leases;
 use super::read::{Field, Fields, Reader};
 use super::value::{At, Entry, Table, Value};
 use super::{
-    AgentSource, Check, Cloud, Exposure, Fetch, Limits, Model, ModelSource, Offer, Provider,
-    ProviderKind, Relay, Requote, SecretRef, Serve, Topology, Via,
+    AgentSource, Check, Cloud, Exposure, Limits, Offer, Provider, ProviderKind, Relay, Requote,
+    SecretRef, Serve, Topology, Via,
 };
 use crate::diagnostic::{Diagnostic, shown};
 use crate::id::Name;
@@ -385,70 +385,6 @@ pub(super) fn terms(fields: &Fields<'_>) -> Terms {
             convert::choice(field, &[Requote::WithinCeiling, Requote::Never])
         }),
     }
-}
-
-/// A model, checked for what its source needs.
-pub(super) fn model(fields: &Fields<'_>) -> Option<Model> {
-    let path = fields.read("path", convert::file);
-    let url = fields.read("url", convert::url);
-    let sha256 = fields.read("sha256", convert::sha256);
-    let token = fields.read("token", convert::secret);
-    let fetch = fields.read("fetch", |field| {
-        convert::choice(field, &[Fetch::Machine, Fetch::Operator])
-    });
-    match (fields.has("path"), fields.has("url")) {
-        (true, true) => {
-            let message = format!("{} has `path` and `url`", fields.title());
-            fields.fault(
-                fields.at_key("url"),
-                "topology/conflict",
-                message,
-                "keep one of the two",
-            );
-        }
-        (false, false) => {
-            let message = format!("{} needs `path` or `url`", fields.title());
-            fields.fault(
-                fields.at,
-                "topology/missing-key",
-                message,
-                "such as `path = \"models/small.gguf\"`",
-            );
-        }
-        (false, true) if !fields.has("sha256") => {
-            let message = format!("{} has a `url` and needs `sha256`", fields.title());
-            let hint = "what comes over the network is checked against its digest; `sha256sum FILE` prints it";
-            fields.fault(fields.at_key("url"), "topology/missing-key", message, hint);
-        }
-        (true, false) => {
-            for key in ["token", "fetch"] {
-                if fields.has(key) {
-                    let message = format!(
-                        "{}: `{key}` belongs to a `url`, and this model has a `path`",
-                        fields.title()
-                    );
-                    fields.fault(
-                        fields.at_key(key),
-                        "topology/conflict",
-                        message,
-                        format!("remove `{key}`"),
-                    );
-                }
-            }
-        }
-        (false, true) => {}
-    }
-    let source = match (path, url) {
-        (Some(path), _) => ModelSource::Path(path),
-        (None, Some(url)) => ModelSource::Url(url),
-        (None, None) => return None,
-    };
-    Some(Model {
-        source,
-        sha256,
-        token,
-        fetch: fetch.unwrap_or(Fetch::Machine),
-    })
 }
 
 /// What a pipeline must answer.

@@ -5,6 +5,7 @@
 use super::build::{self, Scope};
 use super::convert;
 use super::keys::{Kind, STAGES_MAX};
+use super::model;
 use super::read::{Field, Fields};
 use super::value::{At, Value};
 use super::{Dtype, Engine, Layers, Pipeline, Stage, Stages};
@@ -17,7 +18,7 @@ pub(super) fn pipeline(fields: &Fields<'_>, scope: &Scope) -> Option<Pipeline> {
     let model = fields
         .get("model")
         .and_then(|field| build::inside(fields, field, "model"))
-        .and_then(|inner| build::model(&inner));
+        .and_then(|inner| model::model(&inner));
     let kind = fields.read("engine", |field| {
         convert::choice(field, &[Kinds::Native, Kinds::Command, Kinds::Stub])
     });

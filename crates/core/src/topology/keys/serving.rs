@@ -156,12 +156,12 @@ const FETCHERS: &[Choice] = &[
 ];
 
 static MODEL: TableDef = TableDef {
-    doc: "Which model: one of `path` and `url`.",
+    doc: "Which model: one of `path`, `url` and `hf`.",
     keys: &[
         Key {
             name: "path",
             kind: Kind::File,
-            need: Need::Optional("`url` is given"),
+            need: Need::Optional("`url` or `hf` is given"),
             change: Change::Words("updates the stages"),
             doc: "A GGUF file on the operator's computer, relative to the topology file.",
             example: "\"models/small.gguf\"",
@@ -169,15 +169,24 @@ static MODEL: TableDef = TableDef {
         Key {
             name: "url",
             kind: Kind::Url,
-            need: Need::Optional("`path` is given"),
+            need: Need::Optional("`path` or `hf` is given"),
             change: Change::Words("updates the stages"),
             doc: "A GGUF file on a server; `sha256` is required then.",
             example: "\"https://models.example.org/small.gguf\"",
         },
         Key {
+            name: "hf",
+            kind: Kind::Text,
+            need: Need::Optional("`path` or `url` is given"),
+            change: Change::Words("updates the stages"),
+            doc: "A GGUF file on the Hugging Face hub, OWNER/REPOSITORY[@REVISION]/FILE, of the revision `main` where none is \
+                  said; `sha256` is required then. For what is not public `token` is an access token of the hub.",
+            example: "\"HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/smollm2-135m-instruct-q8_0.gguf\"",
+        },
+        Key {
             name: "sha256",
             kind: Kind::Sha256,
-            need: Need::Optional("not checked; required with `url`"),
+            need: Need::Optional("not checked; required with `url` and `hf`"),
             change: Change::Words("updates the stages"),
             doc: "The SHA-256 digest of the file, 64 hexadecimal digits.",
             example: "\"b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53\"",
@@ -186,7 +195,7 @@ static MODEL: TableDef = TableDef {
             name: "token",
             kind: Kind::Secret,
             need: Need::Optional("none"),
-            doc: "The access token for `url`, sent as a bearer token by https or on this computer, and to no other host that the server sends on to.",
+            doc: "The access token for `url` or `hf`, sent as a bearer token by https or on this computer, and to no other host that the server sends on to.",
             example: "{ env = \"MODEL_TOKEN\" }",
             ..KEY
         },
@@ -194,7 +203,7 @@ static MODEL: TableDef = TableDef {
             name: "fetch",
             kind: Kind::Choice(FETCHERS),
             need: Need::Default("machine"),
-            doc: "Who fetches a `url`.",
+            doc: "Who fetches a `url` or `hf`.",
             example: "\"operator\"",
             ..KEY
         },
