@@ -9,7 +9,9 @@
 )]
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -68,7 +70,13 @@ fn run() -> Result<(), Failure> {
         settings.num_stages,
         settings.layers
     ));
-    serve::serve(settings, io::stdin(), io::stdout().lock(), &mut log)
+    // The pipes themselves, without the buffers that the library puts before them.
+    let pipe = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
+    let opened =
+        pipe(io::stdin().as_fd()).and_then(|input| Ok((input, pipe(io::stdout().as_fd())?)));
+    let (input, output) = opened
+        .map_err(|error| Failure::stage(format!("cannot use its stdin and stdout: {error}")))?;
+    serve::serve(settings, input, output, &mut log)
 }
 
 /// Makes the pools as large as the settings say. Left open, it is half of what this process may use: the other half is

@@ -1,14 +1,16 @@
 //! The loop between the agent's pipe and the stage.
 //!
-//! What always holds: input is read by a thread of its own, so that a cancellation is seen while the stage computes; it
+//! What always holds: what came in while the stage computed is looked at before it computes on, so that a cancellation
 //! overtakes what it cancels. One message and one part of a waiting prompt take turns. When the input ends, what came
 //! before is still answered, then the loop returns. When nobody reads the output any more, it returns at once.
+//!
+//! One thread does it all: handing each message to another one would cost a token as much as its hop over the network.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::thread;
+use std::os::fd::AsFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stageline_core::stage_protocol::{
     Decoder, ErrorCode, FromWorker, Limits, Message, ProtocolError, RequestNumber, ToWorker,
 };
@@ -17,7 +19,7 @@ use crate::failure::Failure;
 use crate::settings::Settings;
 use crate::stage::Stage;
 
-/// Messages read ahead. A full queue makes the agent wait, which it allows for.
+/// Messages read ahead. With a full queue and a full pipe the agent waits, which it allows for.
 const QUEUE: usize = 64;
 
 /// A prompt of 1 MiB can take six times as much as JSON. A longer line would end the worker, and all its requests with it;
@@ -28,9 +30,10 @@ const LINE_BYTES: usize = 8 << 20;
 const READ_BYTES: usize = 64 << 10;
 
 /// Loads the stage and serves it until the input ends. Fails only before `ready`, or if the input cannot be followed.
+/// Neither side may be buffered: what lies in a buffer cannot be polled for, and nobody reads it.
 pub fn serve(
     settings: Settings,
-    input: impl Read + Send + 'static,
+    input: impl Read + AsFd,
     output: impl Write,
     log: &mut dyn FnMut(&str),
 ) -> Result<(), Failure> {
@@ -39,8 +42,6 @@ pub fn serve(
         bytes: Vec::new(),
         gone: false,
     };
-    let (sender, receiver) = sync_channel(QUEUE);
-    thread::spawn(move || read(input, &sender));
     let mut stage = Stage::load(settings, &mut |done, what| {
         output.write(&FromWorker::Loading {
             done,
@@ -48,11 +49,7 @@ pub fn serve(
         });
     })?;
     output.write(&FromWorker::Ready(stage.ready(std::process::id())));
-    let mut inbox = Inbox {
-        receiver,
-        queue: VecDeque::new(),
-        ended: false,
-    };
+    let mut inbox = Inbox::new(input);
     while !output.gone {
         let answer = match inbox.next(!stage.has_waiting()) {
             Next::Message(message) => stage.take(message),
@@ -82,32 +79,11 @@ pub fn serve(
     Ok(())
 }
 
-/// The reader's thread: bytes → messages.
-fn read(mut input: impl Read, sender: &SyncSender<Result<ToWorker, ProtocolError>>) {
-    let mut decoder = Decoder::<ToWorker>::new(Limits {
-        line_bytes: LINE_BYTES,
-        ..Limits::default()
-    });
-    let mut bytes = vec![0; READ_BYTES];
-    loop {
-        let count = match input.read(&mut bytes) {
-            Ok(0) => break,
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(_) => break,
-        };
-        decoder.push(&bytes[..count]);
-        for message in decoder.by_ref() {
-            if sender.send(message).is_err() {
-                return;
-            }
-        }
-    }
-}
-
 /// What came and was not yet handled.
-struct Inbox {
-    receiver: Receiver<Result<ToWorker, ProtocolError>>,
+struct Inbox<R> {
+    input: R,
+    decoder: Decoder<ToWorker>,
+    bytes: Vec<u8>,
     queue: VecDeque<Next>,
     ended: bool,
 }
@@ -119,26 +95,59 @@ enum Next {
     End,
 }
 
-impl Inbox {
+impl<R: Read + AsFd> Inbox<R> {
+    fn new(input: R) -> Self {
+        Self {
+            input,
+            decoder: Decoder::new(Limits {
+                line_bytes: LINE_BYTES,
+                ..Limits::default()
+            }),
+            bytes: vec![0; READ_BYTES],
+            queue: VecDeque::new(),
+            ended: false,
+        }
+    }
+
     /// The next thing to do; waits for it only if `wait`.
     fn next(&mut self, wait: bool) -> Next {
-        while !self.ended {
-            match self.receiver.try_recv() {
-                Ok(message) => self.add(message),
-                Err(TryRecvError::Empty) if wait && self.queue.is_empty() => {
-                    match self.receiver.recv() {
-                        Ok(message) => self.add(message),
-                        Err(_) => self.ended = true,
-                    }
-                }
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => self.ended = true,
-            }
+        while wait && self.queue.is_empty() && !self.ended {
+            self.read();
         }
+        self.catch_up();
         match self.queue.pop_front() {
             Some(next) => next,
             None if self.ended && wait => Next::End,
             None => Next::Nothing,
+        }
+    }
+
+    /// Takes all that came, without waiting.
+    fn catch_up(&mut self) {
+        while self.queue.len() < QUEUE && !self.ended && self.is_ready() {
+            self.read();
+        }
+    }
+
+    /// Whether something came, or the end.
+    fn is_ready(&self) -> bool {
+        let mut fds = [PollFd::new(&self.input, PollFlags::IN)];
+        // What cannot be polled is found out by reading.
+        poll(&mut fds, Some(&Timespec::default())).map_or(true, |ready| ready > 0)
+    }
+
+    /// Takes what came, or waits for it.
+    fn read(&mut self) {
+        match self.input.read(&mut self.bytes) {
+            Ok(0) => self.ended = true,
+            Ok(count) => {
+                self.decoder.push(&self.bytes[..count]);
+                while let Some(message) = self.decoder.next() {
+                    self.add(message);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => self.ended = true,
         }
     }
 
@@ -185,31 +194,33 @@ mod tests {
 
     #[test]
     fn a_cancellation_overtakes_what_it_cancels() {
-        let (sender, receiver) = sync_channel(8);
-        let token = |id, position| {
-            Ok(ToWorker::Token {
-                id: RequestNumber(id),
-                token: 1,
-                position,
-            })
+        let (input, mut agent) = std::io::pipe().expect("a pipe");
+        let token = |id, position| ToWorker::Token {
+            id: RequestNumber(id),
+            token: 1,
+            position,
         };
-        for message in [
+        let messages = [
             token(1, 0),
             token(2, 0),
             token(1, 1),
-            Ok(ToWorker::End {
+            ToWorker::End {
                 id: RequestNumber(1),
-            }),
+            },
             token(1, 0),
-        ] {
-            sender.send(message).expect("room");
+        ];
+        let mut bytes = Vec::new();
+        for message in &messages {
+            message.encode_into(&mut bytes);
         }
-        drop(sender);
-        let mut inbox = Inbox {
-            receiver,
-            queue: VecDeque::new(),
-            ended: false,
-        };
+        let mut inbox = Inbox::new(input);
+        assert!(matches!(inbox.next(false), Next::Nothing));
+        // Also when it comes in pieces.
+        for piece in bytes.chunks(7) {
+            agent.write_all(piece).expect("room");
+            inbox.catch_up();
+        }
+        drop(agent);
         let mut seen = Vec::new();
         while let Next::Message(message) = inbox.next(true) {
             seen.push((message.id().0, matches!(message, ToWorker::End { .. })));
