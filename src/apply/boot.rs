@@ -17,6 +17,7 @@ use stageline_core::resource::{
 use stageline_core::unit::{Bytes, MicroDollars, Millis};
 
 use super::doubt::{horizon, of_generation};
+use super::lease::reserved;
 use super::setup;
 use super::step::{Act, Made, Nudge, Run, Stop, broken, lease_of};
 use crate::machine::{MachineError, Target};
@@ -280,6 +281,10 @@ impl<'a> Run<'a> {
             let mut terms = spec.terms.iter();
             terms.find(|terms| terms.offer == held.offer)?.ceiling
         });
+        let provider = self
+            .effects
+            .providers
+            .get(&held.provider, &held.provider_kind);
         Launch {
             attempt,
             request_key: held.request_key.clone(),
@@ -289,9 +294,12 @@ impl<'a> Run<'a> {
             offer: held.offer.clone(),
             quote: held.quote.clone(),
             price_per_hour: held.price_per_hour,
-            reservation: ceiling
-                .unwrap_or(held.price_per_hour)
-                .max(held.price_per_hour),
+            reservation: match provider {
+                Ok(provider) => reserved(provider.as_ref(), ceiling, held.price_per_hour),
+                Err(_) => ceiling
+                    .unwrap_or(held.price_per_hour)
+                    .max(held.price_per_hour),
+            },
             limits: self.state(|state| state.resources.get(address)?.limits_in_force()),
             place: held.place.clone(),
         }

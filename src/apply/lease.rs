@@ -120,7 +120,13 @@ impl<'a> Run<'a> {
                 self.pause(turn).await?;
             }
             let quote = self.read_again(provider, lease, spec, choice).await?;
-            let launch = self.launch_of(act, lease, (spec, terms), account.clone(), &quote)?;
+            let launch = self.launch_of(
+                act,
+                lease,
+                (spec, terms),
+                (provider, account.clone()),
+                &quote,
+            )?;
             match self.no_room(lease, &launch) {
                 None => return Ok((quote, launch)),
                 Some(cause) => self.wait_for_room(act, lease, &launch, cause).await?,
@@ -171,7 +177,7 @@ impl<'a> Run<'a> {
         act: Act<'a>,
         lease: &LeaseId,
         (spec, terms): (&LeaseSpec, &Terms),
-        account: Option<Account>,
+        (provider, account): (&dyn Provider, Option<Account>),
         quote: &Quote,
     ) -> Result<Launch, Stop> {
         let attempt = self.next_attempt(lease, act);
@@ -187,10 +193,7 @@ impl<'a> Run<'a> {
             offer: terms.offer.clone(),
             quote: quote.id.clone(),
             price_per_hour: quote.price_per_hour,
-            reservation: terms
-                .ceiling
-                .unwrap_or(quote.price_per_hour)
-                .max(quote.price_per_hour),
+            reservation: reserved(provider, terms.ceiling, quote.price_per_hour),
             limits: Some(LeaseLimits::of(spec)),
             place: match (spec.same, spec.spread) {
                 (None, None) => Place::default(),
@@ -435,5 +438,17 @@ impl<'a> Run<'a> {
             }
             self.effects.clock.sleep(POLL).await;
         }
+    }
+}
+
+/// The most that a try may cost per hour: its ceiling, since a price may rise; what costs nothing goes on doing so.
+pub(super) fn reserved(
+    provider: &dyn Provider,
+    ceiling: Option<MicroDollars>,
+    price: MicroDollars,
+) -> MicroDollars {
+    match (provider.traits().free, price) {
+        (true, MicroDollars::ZERO) => MicroDollars::ZERO,
+        (_, price) => ceiling.unwrap_or(price).max(price),
     }
 }

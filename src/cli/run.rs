@@ -479,13 +479,18 @@ fn up(job: &Job<'_>, state: &State, console: &Console) {
         };
         let price = recorded.committed_per_hour();
         let what = match state.lease(lease) {
-            Some(held) => format!("{lease} is up: machine {}", held.machine),
-            None if recorded.is_unresolved() => format!("{lease} is unresolved and may bill"),
-            None => continue,
+            Some(held) => format!("{lease} is up: machine {}, {price} per hour", held.machine),
+            None if !recorded.is_unresolved() => continue,
+            None if price == MicroDollars::ZERO => {
+                format!("{lease} is unresolved: a machine may be there, which costs nothing")
+            }
+            None => {
+                format!(
+                    "{lease} is unresolved: a machine may be there and bill up to {price} per hour"
+                )
+            }
         };
-        console.line(&format!(
-            "{what}, {price} per hour; `stageline release {lease}` ends it"
-        ));
+        console.line(&format!("{what}; `stageline release {lease}` ends it"));
     }
     let total = state.committed_per_hour();
     if total > MicroDollars::ZERO || !state.is_empty() {
