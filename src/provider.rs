@@ -46,6 +46,8 @@ pub struct Traits {
     pub request_timeout: Duration,
     /// From create to ready, when the topology says nothing.
     pub acquire_timeout: Duration,
+    /// How long a provider that takes no release, or cannot be seen, is asked again before that is told.
+    pub refused_after: Duration,
     /// A stopped machine goes on costing money.
     pub bills_while_stopped: bool,
     /// The machine can end itself with a key that can do only that.
@@ -71,6 +73,9 @@ pub struct PhaseLimit {
     /// From when it was first seen in it.
     pub within: Duration,
 }
+
+/// [`Traits::refused_after`] of a provider in a data centre: what it cannot do now it may in a minute.
+pub const REFUSED_AFTER: Duration = Duration::from_secs(120);
 
 /// The phase of a machine that runs and whose agent does not answer yet.
 pub const AGENT_PHASE: &str = "waiting for its agent";

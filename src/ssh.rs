@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stageline_core::resource::{Cause, FailureClass};
+use tokio::time::Instant;
 
 pub use builds::Builds;
 pub use far::{Claimed, Ended, Mark, Measured, Seen, Trace};
@@ -33,8 +34,12 @@ pub use own::OwnKey;
 pub use push::{Load, push};
 pub use session::Session;
 
-/// From the first packet until we are let in.
+/// From the first packet until somebody answers, and until we are let in.
+const DIAL_MAX: Duration = Duration::from_secs(5);
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// A host that did not answer is not asked again before this: whoever asks meanwhile gets the same answer.
+const AWAY_FOR: Duration = Duration::from_secs(2);
 
 /// Where a host is, and as whom we log in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -207,6 +212,7 @@ pub struct Host {
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
     met: Mutex<Option<HostKey>>,
     peer: Mutex<Option<IpAddr>>,
+    away: Mutex<Option<(Instant, SshError)>>,
 }
 
 impl Host {
@@ -217,6 +223,7 @@ impl Host {
             session: tokio::sync::Mutex::default(),
             met: Mutex::default(),
             peer: Mutex::default(),
+            away: Mutex::default(),
         }
     }
 
@@ -239,20 +246,37 @@ impl Host {
         if let Some(session) = slot.as_ref().filter(|session| !session.is_closed()) {
             return Ok(Arc::clone(session));
         }
+        if let Some(error) = self.just_away() {
+            return Err(error);
+        }
         let mut login = self.login.clone();
         let met = self.met.lock().expect("no holder panics").clone();
         login.known = login.known.or(met);
-        let session = match tokio::time::timeout(CONNECT_MAX, Session::open(&login)).await {
-            Ok(session) => Arc::new(session?),
-            Err(_) => {
-                let seconds = CONNECT_MAX.as_secs();
-                return Err(SshError::Away(format!("nothing within {seconds} s")));
-            }
-        };
+        let opened = tokio::time::timeout(CONNECT_MAX, Session::open(&login)).await;
+        let opened = opened.unwrap_or_else(|_| {
+            let seconds = CONNECT_MAX.as_secs();
+            Err(SshError::Away(format!(
+                "nobody was let in within {seconds} s"
+            )))
+        });
+        let away = opened
+            .as_ref()
+            .err()
+            .filter(|error| matches!(error, SshError::Away(_)));
+        *self.away.lock().expect("no holder panics") =
+            away.map(|error| (Instant::now(), error.clone()));
+        let session = Arc::new(opened?);
         *self.met.lock().expect("no holder panics") = Some(session.host_key().clone());
         *self.peer.lock().expect("no holder panics") = Some(session.peer());
         *slot = Some(Arc::clone(&session));
         Ok(session)
+    }
+
+    /// Why nobody answered a moment ago.
+    fn just_away(&self) -> Option<SshError> {
+        let away = self.away.lock().expect("no holder panics");
+        let (_, error) = away.as_ref().filter(|(at, _)| at.elapsed() < AWAY_FOR)?;
+        Some(error.clone())
     }
 }
 

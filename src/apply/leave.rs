@@ -12,7 +12,7 @@ use stageline_core::resource::LeaseReceipt;
 use stageline_core::state::Billed;
 
 use super::doubt::blind;
-use super::release::{GONE_WITHIN, REFUSED_AFTER, survives};
+use super::release::{patience, survives};
 use super::step::{Run, Stop};
 use crate::provider::Machine;
 
@@ -89,7 +89,7 @@ impl Run<'_> {
             return Ok(());
         };
         if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-            let cause = survives(lease, provider.kind(), Some(other));
+            let cause = survives(lease, provider.as_ref(), Some(other));
             return Err(Stop::InDoubt(cause));
         }
         let address = Address::Lease(lease.clone());
@@ -100,7 +100,7 @@ impl Run<'_> {
             let watched = self.effects.clock.boottime().saturating_sub(start);
             let mut trouble = provider.release(&receipt.machine).await.err();
             match self.find_ours(provider.as_ref(), lease, &lineage).await {
-                Err(error) => trouble = Some(blind(&error.cause)),
+                Err(error) => trouble = trouble.or_else(|| Some(blind(&error.cause))),
                 Ok(machines) => {
                     let listed = machines.iter().any(|machine| machine.id == receipt.machine);
                     if !listed && trouble.is_none() && watched >= quiet {
@@ -108,13 +108,8 @@ impl Run<'_> {
                     }
                 }
             }
-            let limit = if trouble.is_some() {
-                REFUSED_AFTER
-            } else {
-                GONE_WITHIN
-            };
-            if watched >= limit.duration() + quiet {
-                return Err(Stop::InDoubt(survives(lease, provider.kind(), trouble)));
+            if watched >= patience(provider.as_ref(), trouble.as_ref()) + quiet {
+                return Err(Stop::InDoubt(survives(lease, provider.as_ref(), trouble)));
             }
             self.pause(pause).await?;
             pause = (pause * 2).min(POLL_LONGEST);

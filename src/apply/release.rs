@@ -22,9 +22,6 @@ use crate::provider::{Machine, Provider, Released};
 /// How long the provider may go on listing a machine that it agreed to end.
 pub(super) const GONE_WITHIN: Millis = Millis::minutes(10);
 
-/// How long a provider that takes no release is asked again.
-pub(super) const REFUSED_AFTER: Millis = Millis::minutes(2);
-
 /// A provider by the name of its table.
 type Seller = (Name, Arc<dyn Provider>);
 
@@ -65,7 +62,7 @@ impl<'a> Run<'a> {
             // By name: two accounts of one kind may use the same id for different machines.
             let mine = held.filter(|held| held.provider == name);
             if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-                let cause = survives(lease, provider.kind(), Some(other));
+                let cause = survives(lease, provider.as_ref(), Some(other));
                 return Ok(Outcome::InDoubt(cause));
             }
             if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
@@ -131,7 +128,8 @@ impl<'a> Run<'a> {
                 }
             }
             match self.left(act, lease, provider, held, lineage).await {
-                Err(cause) => trouble = Some(cause),
+                // Why it could not be released says more.
+                Err(cause) => trouble = trouble.or(Some(cause)),
                 Ok(left) => {
                     if left.is_empty() && trouble.is_none() && watched >= quiet {
                         self.note_extras(act, held, &seen).await?;
@@ -146,18 +144,14 @@ impl<'a> Run<'a> {
                     }
                 }
             }
-            let limit = if trouble.is_some() {
-                REFUSED_AFTER
-            } else {
-                GONE_WITHIN
-            };
-            if watched >= limit.duration() + quiet {
-                return Ok(Some(survives(lease, provider.kind(), trouble)));
+            let limit = patience(provider.as_ref(), trouble.as_ref());
+            if watched >= limit + quiet {
+                return Ok(Some(survives(lease, provider.as_ref(), trouble)));
             }
             if let (Some(cause), false) = (&trouble, troubled) {
                 // Once: how it goes on is told by the waiting.
                 troubled = true;
-                self.emit(retrying(act, &address, cause, limit.duration() + quiet));
+                self.emit(retrying(act, &address, cause, limit + quiet));
             }
             if watched >= told {
                 told = watched + Duration::from_secs(1);
@@ -343,14 +337,10 @@ impl<'a> Run<'a> {
                 },
                 Err(cause) => Some(cause),
             };
-            let limit = if trouble.is_some() {
-                REFUSED_AFTER
-            } else {
-                GONE_WITHIN
-            };
-            if self.since(start) >= limit {
+            let watched = self.effects.clock.boottime().saturating_sub(start);
+            if watched >= patience(provider.as_ref(), trouble.as_ref()) {
                 let lease = lease_of(act.step)?;
-                return Err(Stop::InDoubt(survives(lease, provider.kind(), trouble)));
+                return Err(Stop::InDoubt(survives(lease, provider.as_ref(), trouble)));
             }
             self.pause(POLL).await?;
         }
@@ -373,15 +363,30 @@ fn retrying(act: Act<'_>, address: &Address, cause: &Cause, limit: Duration) -> 
     }
 }
 
-pub(super) fn survives(lease: &LeaseId, kind: &str, trouble: Option<Cause>) -> Cause {
+/// For how long one goes on: with what is in the way, or with a machine that is only still listed.
+pub(super) fn patience(provider: &dyn Provider, trouble: Option<&Cause>) -> Duration {
+    match trouble {
+        Some(_) => provider.traits().refused_after,
+        None => GONE_WITHIN.duration(),
+    }
+}
+
+/// What is told of a machine that could not be proven gone.
+pub(super) fn survives(lease: &LeaseId, provider: &dyn Provider, trouble: Option<Cause>) -> Cause {
     let (why, hint) = match trouble {
         Some(cause) => (cause.message, cause.hint),
         None => ("it is still listed".to_owned(), None),
     };
     let usual = "run the same command again; look into the provider's own console if this stays";
+    let kind = provider.kind();
+    let may = if provider.bills() {
+        "it may still cost money"
+    } else {
+        "it may still run"
+    };
     Cause::new(
         FailureClass::Unknown,
-        format!("{lease} could not be proven gone at provider kind `{kind}`, it may still cost money: {why}"),
+        format!("{lease} could not be proven gone at provider kind `{kind}`, {may}: {why}"),
     )
     .hint(hint.unwrap_or_else(|| usual.to_owned()))
 }

@@ -35,7 +35,8 @@ use self::record::{Record, Records, Stage};
 use super::http::Shared;
 use crate::ambient::{Computer, SharedClock, crash_point};
 use crate::provider::{
-    Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, Phase, Provider, Released, Traits,
+    Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, Phase, Provider, REFUSED_AFTER,
+    Released, Traits,
 };
 use crate::ssh::{Login, Means};
 
@@ -115,6 +116,7 @@ impl CommandProvider {
                 + UNDO_MAX
                 + Duration::from_secs(1),
             acquire_timeout: Duration::from_secs(15 * 60),
+            refused_after: REFUSED_AFTER,
             bills_while_stopped: true,
             self_destroy: false,
             offers_are_one: false,

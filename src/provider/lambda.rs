@@ -33,7 +33,7 @@ use super::http::{Answer, Api, Call, CloudSettings, Endpoint, Fault, Shared, fin
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
-    Released, Traits,
+    REFUSED_AFTER, Released, Traits,
 };
 
 const URL: &str = "https://cloud.lambda.ai";
@@ -368,6 +368,7 @@ fn traits(api: &Api) -> Traits {
         request_timeout: above(api, READY_MAX) + above(api, MOMENT_MAX) + above(api, ANSWER_MAX),
         // Eight H100 take 25 minutes until they run; then the agent is fetched.
         acquire_timeout: scaled(Duration::from_secs(45 * 60)).max(Duration::from_secs(120)),
+        refused_after: REFUSED_AFTER,
         bills_while_stopped: true,
         self_destroy: false,
         offers_are_one: false,

@@ -30,7 +30,7 @@ use crate::agent::facts::{self, Gpus};
 use crate::agent::folder::{Folder, FolderError};
 use crate::ambient::{Computer, SharedClock, crash_point};
 use crate::provider::{
-    Blind, CreateRequest, Machine, MachineStatus, Phase, Provider, Released, Traits,
+    Blind, CreateRequest, Machine, MachineStatus, Phase, Provider, REFUSED_AFTER, Released, Traits,
 };
 
 /// There is one kind of machine: this computer.
@@ -97,6 +97,7 @@ impl LocalProvider {
             // A disk that is slow to sync, and not much else: creates wait for each other only while they claim.
             request_timeout: REQUEST_TIMEOUT,
             acquire_timeout: Duration::from_secs(60),
+            refused_after: REFUSED_AFTER,
             bills_while_stopped: false,
             self_destroy: false,
             offers_are_one: false,

@@ -36,7 +36,7 @@ use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, fin
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
-    Released, Traits,
+    REFUSED_AFTER, Released, Traits,
 };
 use offer::{Asks, Choice, Cloud};
 
@@ -227,6 +227,7 @@ fn traits(api: &Api) -> Traits {
         }),
         // The pull of a large image included.
         acquire_timeout: scaled(Duration::from_secs(20 * 60)).max(Duration::from_secs(120)),
+        refused_after: REFUSED_AFTER,
         bills_while_stopped: true,
         self_destroy: true,
         offers_are_one: false,

@@ -30,7 +30,7 @@ use crate::provider::{
     AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, PhaseLimit,
     Provider, Released, Traits,
 };
-use crate::ssh::{Claimed, Ended, Login, Mark, Means, Seen, SshError};
+use crate::ssh::{Claimed, Ended, Login, Mark, Means, Place, Seen, SshError};
 
 /// How long a claim may take, with the way there.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(25);
@@ -43,6 +43,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// An agent that was started answers within this, unless nothing gets through to it.
 const AGENT_MAX: Duration = Duration::from_secs(90);
+
+/// A host that does not answer now, or shows another key, does so for longer than anybody wants to look on.
+const REFUSED_AFTER: Duration = Duration::from_secs(10);
 
 /// How old a look at a host may be where a machine is only waited for.
 const LOOK_AGE: Duration = Duration::from_millis(700);
@@ -90,6 +93,7 @@ impl SshProvider {
             late_commit_window: LATE,
             request_timeout: REQUEST_TIMEOUT,
             acquire_timeout: ACQUIRE_TIMEOUT,
+            refused_after: REFUSED_AFTER,
             bills_while_stopped: false,
             self_destroy: false,
             offers_are_one: false,
@@ -307,7 +311,8 @@ impl SshProvider {
         };
         self.pushes.stop(id);
         let cause = |error: SshError| error.cause(desk.host.place());
-        let seen = desk.look(Duration::ZERO).await.map_err(cause)?;
+        let seen = desk.look(Duration::ZERO).await;
+        let seen = seen.map_err(|error| unreached(&error, desk.host.place()))?;
         let marked = seen
             .mark
             .as_ref()
@@ -328,6 +333,25 @@ impl SshProvider {
             }
         }
     }
+}
+
+/// Why a machine was not given back, what that means, and what to type when its host can be asked again.
+fn unreached(error: &SshError, place: &Place) -> Cause {
+    let cause = error.cause(place);
+    let message = format!(
+        "{}; its agent and its workers may still run there, and the host stays marked as taken",
+        cause.message
+    );
+    let hint = if error.may_pass() {
+        format!(
+            "when the host is back (`ssh -p {} {}@{} true` shows that), run the same command again; if it is gone for good, \
+             `stageline state rm LEASE` takes its machine out of the state",
+            place.port, place.user, place.address
+        )
+    } else {
+        cause.hint.unwrap_or_default()
+    };
+    Cause::new(cause.class, message).hint(hint)
 }
 
 /// Why a host was not taken, for certain. Another one may do where nobody answers.

@@ -29,7 +29,7 @@ use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared};
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
-    Released, Traits,
+    REFUSED_AFTER, Released, Traits,
 };
 
 const URL: &str = "https://console.vast.ai";
@@ -91,6 +91,7 @@ impl Vastai {
             request_timeout: request_timeout(&api),
             // An image of some GB on a host with a slow line.
             acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(120)),
+            refused_after: REFUSED_AFTER,
             bills_while_stopped: true,
             self_destroy: true,
             offers_are_one: true,

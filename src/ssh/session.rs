@@ -94,9 +94,14 @@ impl Session {
     pub(super) async fn open(login: &Login) -> Result<Self, SshError> {
         let (address, port) = (login.place.address.as_str(), login.place.port);
         let away = |error: std::io::Error| SshError::Away(error.to_string());
-        let stream = tokio::net::TcpStream::connect((address, port))
-            .await
-            .map_err(away)?;
+        let dialled = tokio::net::TcpStream::connect((address, port));
+        let dialled = tokio::time::timeout(super::DIAL_MAX, dialled).await;
+        let stream = dialled.unwrap_or_else(|_| {
+            let seconds = super::DIAL_MAX.as_secs();
+            let why = format!("nobody answers within {seconds} s");
+            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, why))
+        });
+        let stream = stream.map_err(away)?;
         let peer = stream.peer_addr().map_err(away)?.ip();
         let met = Arc::new(Mutex::new(None));
         let guard = Guard {

@@ -11,6 +11,7 @@ use std::io::{BufRead as _, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::desk::{Ran, finish};
 use super::host::{Host, keygen, until};
@@ -351,8 +352,17 @@ fn a_host_that_cannot_be_reached_is_not_given_back() {
     let desk = Desk::new(&[&host]);
     desk.apply();
     host.close();
+    let start = std::time::Instant::now();
     let ran = desk.run("destroy --auto-approve");
-    ran.exits(5).says("127.0.0.1").says("no answer");
+    ran.exits(5)
+        .says("127.0.0.1")
+        .says("no answer")
+        .says("its agent and its workers may still run there")
+        .says("when the host is back");
+    desk.run("status").exits(4).says("no answer");
+    desk.run("plan").exits(5).says("no answer");
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(50), "it took {took:?}");
     assert!(host.taken_by().is_some());
     desk.run("leases").exits(0).says("lease.node[0]");
     host.open();

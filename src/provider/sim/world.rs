@@ -17,7 +17,7 @@ use super::fault::{Fault, FaultTable, Verb};
 use super::hook::{CallPoint, Hook, Side};
 use crate::ambient::SharedClock;
 use crate::machine::sim::{AgentState, SimMachines};
-use crate::provider::{MachineStatus, Phase, Traits};
+use crate::provider::{MachineStatus, Phase, REFUSED_AFTER, Traits};
 
 /// Something that an account rents out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,7 @@ impl AccountSpec {
                 late_commit_window: Duration::from_secs(60),
                 request_timeout: Duration::from_secs(30),
                 acquire_timeout: Duration::from_secs(20 * 60),
+                refused_after: REFUSED_AFTER,
                 bills_while_stopped: true,
                 self_destroy: false,
                 offers_are_one: false,
