@@ -23,7 +23,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stageline_core::id::{Fingerprint, MachineId, Name};
+use stageline_core::id::{Fingerprint, LeaseId, MachineId, Name};
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::topology::{Claims, OFFER_FIELD, Programs};
@@ -99,6 +99,8 @@ pub struct CommandProvider {
     listing: Shared<Vec<Listed>>,
     /// Machines whose `acquire` this process waits for.
     acquiring: Mutex<BTreeSet<MachineId>>,
+    /// Leases for which `acquire` did not end in time, by offer: it would not the next time either.
+    hung: Mutex<BTreeSet<(LeaseId, Name)>>,
     releases: release::Releases,
     doors: bring::Doors,
 }
@@ -134,6 +136,7 @@ impl CommandProvider {
             records,
             listing: Shared::new(),
             acquiring: Mutex::default(),
+            hung: Mutex::default(),
             releases: release::Releases::default(),
             doors: bring::Doors::default(),
         }

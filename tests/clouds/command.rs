@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::desk::{Ran, finish};
 
 /// Somebody at a desk with a pool of two machines.
@@ -215,16 +217,21 @@ fn without_a_list_what_cannot_be_seen_is_said() {
 
 #[test]
 fn a_killed_apply_leaves_one_machine_and_no_second() {
-    for more in [LIST, ""] {
+    // Told from what another run of this test may have left.
+    for (more, number) in [(LIST, "6143"), ("", "6144")] {
+        let number = format!("{number}{}", std::process::id());
         let desk = Desk::with(1, more);
         desk.edit("\"20s\"", "\"5s\"");
         // It claims the machine, and never gets to say so.
-        desk.script("slow.sh", "./pool.sh acquire >/dev/null\nexec sleep 6143");
+        desk.script(
+            "slow.sh",
+            &format!("./pool.sh acquire >/dev/null\nexec sleep {number}"),
+        );
         desk.edit(r#"["./pool.sh", "acquire"]"#, r#"["./slow.sh"]"#);
         let mut apply = desk.stageline("apply --auto-approve");
         let mut apply = apply.spawn().expect("the binary is there");
         until("it sleeps", || {
-            desk.there().len() == 1 && desk.runs("sleep", "6143")
+            desk.there().len() == 1 && desk.runs("sleep", &number)
         });
         let first = desk.there();
         apply.kill().expect("ours");
@@ -259,20 +266,66 @@ fn an_answer_that_is_none_is_told_to_whoever_wrote_the_program() {
 fn a_program_that_takes_too_long_or_prints_too_much_is_ended() {
     // Told from what another run of this test may have left.
     let number = format!("7{}", std::process::id());
-    for (program, words, code) in [
-        ("sleep", "did not end within 1 s", 4),
-        ("yes", "printed more than 16384 bytes", 1),
+    for (program, more, words, code) in [
+        ("sleep", "", "did not end within 1 s", 4),
+        ("sleep", LIST, "did not end within 1 s", 4),
+        ("yes", "", "printed more than 16384 bytes", 1),
     ] {
-        let desk = Desk::with(1, "");
+        let desk = Desk::with(1, more);
         desk.edit("\"20s\"", "\"1s\"");
-        desk.script("bad.sh", &format!("exec {program} {number}"));
+        desk.script(
+            "bad.sh",
+            &format!("echo x >>asked\nexec {program} {number}"),
+        );
         desk.edit(r#"["./pool.sh", "acquire"]"#, r#"["./bad.sh"]"#);
-        desk.edit("where = ", "attempts = 1\nwhere = ");
         // What it may have begun is given back before it is told.
         desk.run("apply --auto-approve").exits(code).says(words);
+        // One that hangs would hang again, and takes all of its time each time.
+        let asked = std::fs::read_to_string(desk.path("asked")).expect("it was asked");
+        assert_eq!(asked, "x\n", "not again by itself");
         assert!(!desk.runs(program, &number), "its group was ended");
         desk.run("destroy --auto-approve").exits(0);
         desk.agrees(0);
+    }
+}
+
+/// Ctrl-C while a program gets a machine: it is ended, what may be there is named with what to type, and the next command
+/// gives it back.
+#[test]
+fn an_interrupted_acquire_is_named_and_given_back() {
+    for (more, number) in [(LIST, "6151"), ("", "6152")] {
+        let number = format!("{number}{}", std::process::id());
+        let desk = Desk::with(1, more);
+        desk.script(
+            "slow.sh",
+            &format!("./pool.sh acquire >/dev/null\nexec sleep {number}"),
+        );
+        desk.edit(r#"["./pool.sh", "acquire"]"#, r#"["./slow.sh"]"#);
+        let apply = desk.stageline("apply --auto-approve").spawn();
+        let apply = apply.expect("the binary is there");
+        until("it sleeps", || {
+            desk.there().len() == 1 && desk.runs("sleep", &number)
+        });
+        let pid = i32::try_from(apply.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a number"), Signal::INT).expect("ours");
+        let start = Instant::now();
+        finish(apply)
+            .exits(130)
+            .says("interrupted")
+            .says("lease.node[0] is unresolved: a machine may be there, which costs nothing")
+            .says("`stageline release lease.node[0]` ends it")
+            .says("$0.00 per hour in all")
+            .says("`stageline destroy` ends everything of `demo`");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "it does not hang"
+        );
+        until("its group was ended", || !desk.runs("sleep", &number));
+        desk.run("destroy --auto-approve")
+            .exits(0)
+            .says("0 left at providers");
+        desk.agrees(0);
+        desk.run("destroy --auto-approve").exits(0);
     }
 }
 

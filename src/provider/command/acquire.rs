@@ -96,12 +96,29 @@ impl CommandProvider {
             }
         }
         let offer = request.quote.id.0.parse::<Name>().ok();
-        offer
-            .filter(|offer| self.settings.offers.contains_key(offer))
-            .ok_or_else(|| {
-                let message = format!("there is no offer `{}` any more", request.quote.id);
-                self.named(Cause::new(FailureClass::OfferGone, message))
-            })
+        let offer = offer.filter(|offer| self.settings.offers.contains_key(offer));
+        let Some(offer) = offer else {
+            let message = format!("there is no offer `{}` any more", request.quote.id);
+            return Err(self.named(Cause::new(FailureClass::OfferGone, message)));
+        };
+        let own = (request.boot.lease.clone(), offer);
+        if self.hung.lock().expect("no holder panics").contains(&own) {
+            return Err(self.named(self.hangs()));
+        }
+        Ok(own.1)
+    }
+
+    /// Why an `acquire` that hung is not run again for the same lease by this command. Another offer may do.
+    fn hangs(&self) -> Cause {
+        let message = format!(
+            "its program `acquire` did not end within {} s, and what it may have begun was given back; it is not run again now, \
+             since it would hang again",
+            self.settings.timeout.as_secs()
+        );
+        Cause::new(FailureClass::OfferGone, message).hint(format!(
+            "see why it hangs, or raise `timeout` of [provider.{}] if it needs more time; then run the same command again",
+            self.settings.name
+        ))
     }
 
     /// Notes the machine, and runs `acquire`.
@@ -172,6 +189,10 @@ impl CommandProvider {
         if !ended.is_well() {
             let within = self.settings.timeout;
             let told = ended.told("its program `acquire` failed", within, ACQUIRE_MAX);
+            if ended.how == How::TooLong {
+                let own = (record.lease.clone(), record.offer.clone());
+                self.hung.lock().expect("no holder panics").insert(own);
+            }
             let cause = Cause::new(class_of(ended), told);
             return self.undo(record, cause).await;
         }
