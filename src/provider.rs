@@ -31,7 +31,7 @@ use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 pub use account::same_account;
 
 use crate::pipeline::endpoint::RelayAccess;
-use crate::ssh::Login;
+use crate::ssh::{Login, OwnKey};
 
 /// What an adapter declares, so that nobody has to know its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -324,6 +324,9 @@ pub trait Provider: Send + Sync {
     async fn bring(&self, _: &MachineId, _: Bring<'_>) -> Result<Brought, Cause> {
         Ok(Brought::There)
     }
+
+    /// Takes the key by which a machine that it brought an agent to lets us in, where whoever releases it has the identity.
+    fn holds_key(&self, _: &MachineId, _: OwnKey) {}
 
     /// Every machine whose key begins with this, ended ones that are still billed included.
     ///

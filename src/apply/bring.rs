@@ -4,7 +4,7 @@
 //! then on.
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId};
+use stageline_core::id::{Address, LeaseId, MachineId, RequestKey};
 use stageline_core::journal::Record;
 use stageline_core::resource::{EngineSpec, LeaseReceipt, Spec};
 use stageline_core::topology::AgentSource;
@@ -12,6 +12,7 @@ use stageline_core::topology::AgentSource;
 use super::boot::{Failure, Glance};
 use super::step::{Run, Stop};
 use crate::provider::{Bring, Brought, Phase, Provider};
+use crate::ssh::OwnKey;
 
 impl Run<'_> {
     /// What is to be said of a machine whose agent is not there yet; none when it was brought.
@@ -58,6 +59,21 @@ impl Run<'_> {
                 cause.message = format!("{lease}: {}", cause.message);
                 Ok(Some(Glance::Failed(Failure::of_machine(cause))))
             }
+        }
+    }
+
+    /// Gives whoever brought an agent to a machine the key to end it with, where the identity is at hand: a release needs none.
+    pub(super) fn lets_in(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        (machine, key): (&MachineId, &RequestKey),
+    ) {
+        let Ok(keys) = self.keys() else { return };
+        if provider.brings() {
+            let (generation, attempt) = key.try_of();
+            let boot = keys.boot(&self.made_for(lease), generation, attempt);
+            provider.holds_key(machine, OwnKey::of(&boot.agent_key));
         }
     }
 

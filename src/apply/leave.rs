@@ -94,6 +94,8 @@ impl Run<'_> {
         }
         let address = Address::Lease(lease.clone());
         let quiet = self.unlisted(provider, &receipt, billed.as_ref());
+        let machine = (&receipt.machine, &receipt.request_key);
+        self.lets_in(provider.as_ref(), lease, machine);
         let start = self.effects.clock.boottime();
         let mut pause = POLL;
         loop {

@@ -110,6 +110,10 @@ impl<'a> Run<'a> {
         let start = self.effects.clock.boottime();
         let quiet = self.quiet(act, lease, provider, held);
         let mut known = held.map(|held| held.machine.clone());
+        if let Some(held) = held {
+            let machine = (&held.machine, &held.request_key);
+            self.lets_in(provider.as_ref(), lease, machine);
+        }
         let mut seen: BTreeMap<MachineId, Machine> = BTreeMap::new();
         let mut told = Duration::from_secs(1);
         let mut troubled = false;
@@ -138,6 +142,9 @@ impl<'a> Run<'a> {
                     for machine in &left {
                         self.note_price(act, lease, machine).await?;
                         seen.insert(machine.id.clone(), machine.clone());
+                        if let Some(key) = &machine.request_key {
+                            self.lets_in(provider.as_ref(), lease, (&machine.id, key));
+                        }
                         if let Err(cause) = provider.release(&machine.id).await {
                             trouble = Some(cause);
                         }

@@ -38,7 +38,7 @@ use crate::provider::{
     Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, Phase, Provider, REFUSED_AFTER,
     Released, Traits,
 };
-use crate::ssh::{Login, Means};
+use crate::ssh::{Login, Means, OwnKey};
 
 /// The most that `acquire` and `release` may print, by the contract.
 const ACQUIRE_MAX: usize = 16 << 10;
@@ -170,11 +170,14 @@ impl CommandProvider {
         &self,
         verb: &'static str,
         argv: &[String],
-        offer: Option<&Name>,
+        offer: Option<(&Name, Bytes)>,
         stdout_max: usize,
     ) -> Result<Ended, Cause> {
         let mut env = self.variables(verb);
-        env.extend(offer.map(|offer| ("ERRAND_OFFER".to_owned(), offer.to_string())));
+        if let Some((offer, disk)) = offer {
+            env.insert("ERRAND_OFFER".to_owned(), offer.to_string());
+            env.insert("STAGELINE_DISK".to_owned(), gibibytes(disk));
+        }
         let within = self.settings.timeout;
         let running = program::start(Call {
             verb,
@@ -195,11 +198,12 @@ impl CommandProvider {
     }
 
     /// What one offer is and costs now; none left is zero of it.
-    async fn offered(&self, offer: &Name, claims: &Claims) -> Result<Quote, Cause> {
+    async fn offered(&self, offer: &Name, claims: &Claims, disk: Bytes) -> Result<Quote, Cause> {
+        let of = Some((offer, disk));
         let programs = &self.settings.programs;
         let mut facts = claims.facts.clone();
         if let Some(argv) = &programs.facts {
-            let ended = self.ask("facts", argv, Some(offer), ACQUIRE_MAX).await?;
+            let ended = self.ask("facts", argv, of, ACQUIRE_MAX).await?;
             let said = answer::facts(ended.last_line(), &facts);
             facts = said.map_err(|why| wrong("facts", &why))?;
         }
@@ -208,7 +212,7 @@ impl CommandProvider {
             .insert(OFFER_FIELD.to_owned(), offer.to_string());
         let (mut price, mut supply) = (claims.price_per_hour, ANY_NUMBER);
         if let Some(argv) = &programs.price {
-            match self.ask("price", argv, Some(offer), ACQUIRE_MAX).await {
+            match self.ask("price", argv, of, ACQUIRE_MAX).await {
                 Ok(ended) => {
                     let said = answer::priced(ended.last_line());
                     let said = said.map_err(|why| wrong("price", &why))?;
@@ -351,6 +355,11 @@ impl CommandProvider {
     }
 }
 
+/// A size as programs are told it: whole GiB.
+fn gibibytes(disk: Bytes) -> String {
+    disk.0.div_ceil(1 << 30).to_string()
+}
+
 /// Said of a machine whose `acquire` nobody waits for any more.
 const CUT_SHORT: &str = "its `acquire` was cut short";
 
@@ -385,22 +394,22 @@ impl Provider for CommandProvider {
         &self.traits
     }
 
-    async fn search(&self, _: &Requirement, _: Bytes) -> Result<Vec<Quote>, Blind> {
+    async fn search(&self, _: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
         let offers = self.settings.offers.iter();
-        let asked = offers.map(|(offer, claims)| self.offered(offer, claims));
+        let asked = offers.map(|(offer, claims)| self.offered(offer, claims, disk));
         let answers = futures::future::join_all(asked).await;
         let quotes: Result<Vec<Quote>, Cause> = answers.into_iter().collect();
         quotes.map_err(|cause| self.blind(cause))
     }
 
-    async fn quote(&self, id: &QuoteId, _: Bytes) -> Result<Option<Quote>, Blind> {
+    async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
         crash_point("a quote, not yet read again");
         let offer = id.0.parse::<Name>().ok();
         let offer = offer.and_then(|offer| self.settings.offers.get_key_value(&offer));
         let Some((offer, claims)) = offer else {
             return Ok(None);
         };
-        let quote = self.offered(offer, claims).await;
+        let quote = self.offered(offer, claims, disk).await;
         let quote = quote.map_err(|cause| self.blind(cause))?;
         Ok((quote.supply != Supply::Many(0)).then_some(quote))
     }
@@ -434,6 +443,10 @@ impl Provider for CommandProvider {
 
     fn brings(&self) -> bool {
         true
+    }
+
+    fn holds_key(&self, id: &MachineId, key: OwnKey) {
+        self.doors.hold(id, key);
     }
 
     async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {

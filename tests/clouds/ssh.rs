@@ -424,6 +424,8 @@ fn a_program_that_tells_an_ssh_address_gets_its_agent_pushed() {
         .says("Nothing to do");
     desk.destroy();
     assert!(!host.path("slot").exists(), "the program gave it back");
+    // By the key that let it in, which is nobody else's.
+    assert_eq!(host.processes(), [] as [i32; 0], "its agent was ended");
 }
 
 #[test]

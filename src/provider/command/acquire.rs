@@ -13,7 +13,7 @@ use stageline_core::topology::{AgentSource, OFFER_FIELD, Programs};
 
 use super::program::{self, Call, Ended, How};
 use super::record::{Record, Stage, lease_id};
-use super::{ACQUIRE_MAX, CommandProvider, UNDO_MAX, answer, class_of, wrong};
+use super::{ACQUIRE_MAX, CommandProvider, UNDO_MAX, answer, class_of, gibibytes, wrong};
 use crate::ambient::crash_point;
 use crate::provider::http::{package, start_script};
 use crate::provider::local::process::identify;
@@ -50,7 +50,6 @@ impl CommandProvider {
             .split(", ")
             .filter(|term| !term.starts_with(&own))
             .collect();
-        let gib = request.disk.0.div_ceil(1 << 30);
         let mut env = self.variables("acquire");
         let more = [
             (
@@ -66,7 +65,7 @@ impl CommandProvider {
             ),
             ("STAGELINE_NAME", request.request_key.to_string()),
             ("STAGELINE_LEASE", boot.lease.to_string()),
-            ("STAGELINE_DISK", gib.to_string()),
+            ("STAGELINE_DISK", gibibytes(request.disk)),
             ("STAGELINE_IMAGE", request.image.clone().unwrap_or_default()),
             ("STAGELINE_START", start_script(agent)),
         ];
@@ -132,6 +131,8 @@ impl CommandProvider {
             &settings.programs,
             &settings.folder,
         );
+        let (env, secret) = self.handed(request, &offer);
+        record.hand(&env);
         let id = record.id();
         self.acquiring
             .lock()
@@ -142,7 +143,6 @@ impl CommandProvider {
             return Outcome::Refused(self.named(cause));
         }
         crash_point("a create, not yet sent");
-        let (env, secret) = self.handed(request, &offer);
         let running = program::start(Call {
             verb: "acquire",
             argv: &settings.programs.acquire,

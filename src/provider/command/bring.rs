@@ -27,7 +27,22 @@ const END_MAX: Duration = Duration::from_secs(15);
 #[derive(Default)]
 pub(super) struct Doors {
     hosts: Mutex<BTreeMap<MachineId, Arc<Host>>>,
+    /// What machines let us in by that are about to be given back.
+    keys: Mutex<BTreeMap<MachineId, Arc<OwnKey>>>,
     pushes: Pushes,
+}
+
+impl Doors {
+    /// Keeps the key of a machine.
+    pub fn hold(&self, id: &MachineId, key: OwnKey) {
+        let mut keys = self.keys.lock().expect("no holder panics");
+        keys.insert(id.clone(), Arc::new(key));
+    }
+
+    fn key(&self, id: &MachineId) -> Option<Arc<OwnKey>> {
+        let keys = self.keys.lock().expect("no holder panics");
+        keys.get(id).cloned()
+    }
 }
 
 impl CommandProvider {
@@ -130,7 +145,8 @@ impl CommandProvider {
             .lock()
             .expect("no holder panics")
             .remove(&id);
-        let host = kept.or_else(|| Some(Arc::new(Host::new(self.way_in(record, None)?))));
+        let own = self.doors.key(&id);
+        let host = kept.or_else(|| Some(Arc::new(Host::new(self.way_in(record, own)?))));
         if let Some(host) = host {
             let ended = tokio::time::timeout(END_MAX, host.end(&record.request_key)).await;
             if !matches!(ended, Ok(Ok(_))) {

@@ -4,6 +4,7 @@
 //! It holds what `acquire` printed, which may be confidential, so that only its owner can read it and it goes into no state.
 //! A file that cannot be read makes the provider blind: it never guesses, and never skips.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,14 @@ use crate::provider::local::process::{ProcessId, boot_id, identify};
 
 /// The version of [`Record`].
 const FORMAT: u32 = 1;
+
+/// Variables that say what `acquire` is to do; the contract has two of them for it alone.
+const ACQUIRE_ALONE: [&str; 4] = [
+    "STAGELINE_VERB",
+    "STAGELINE_START",
+    "ERRAND_LEASE_WHERE",
+    "ERRAND_LEASE_LOGIN",
+];
 
 /// The alphabet of a ULID.
 const DIGITS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
@@ -67,6 +76,9 @@ pub(super) struct Record {
     pub boot_id: String,
     /// The last line that `acquire` printed; empty when it was cut short.
     pub state: String,
+    /// The variables that `acquire` was handed and that are no secret: `release` gets them too.
+    #[serde(default)]
+    pub handed: BTreeMap<String, String>,
     /// Where its agent may be reached.
     pub direct: Vec<SocketAddr>,
     /// Its agent was pushed there.
@@ -117,11 +129,21 @@ impl Record {
             acquire: None,
             boot_id: boot_id(),
             state: String::new(),
+            handed: BTreeMap::new(),
             direct: Vec::new(),
             pushed: false,
             programs: programs.clone(),
             folder: folder.to_owned(),
         }
+    }
+
+    /// Keeps what `acquire` is handed, but for what is of use to that one alone.
+    pub fn hand(&mut self, variables: &BTreeMap<String, String>) {
+        let kept = variables.iter();
+        let kept = kept.filter(|(name, _)| !ACQUIRE_ALONE.contains(&name.as_str()));
+        self.handed = kept
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
     }
 
     /// What it is called.

@@ -123,7 +123,9 @@ impl CommandProvider {
         let noted = record.map(|record| (&record.programs.release, record.folder.as_path()));
         let noted = noted.filter(|(argv, folder)| program::found(argv, folder).is_ok());
         let (argv, folder): (&Vec<String>, &Path) = noted.unwrap_or(own);
-        let mut env = self.variables("release");
+        // What is said now counts more than what was said then.
+        let mut env = record.map_or_else(BTreeMap::new, |record| record.handed.clone());
+        env.extend(self.variables("release"));
         let state = record.map_or_else(String::new, |record| record.state.clone());
         let offer = record.map_or_else(String::new, |record| record.offer.to_string());
         let more = [

@@ -178,6 +178,16 @@ async fn acquire_is_handed_what_the_contract_says_and_release_what_acquire_print
     assert!(given.contains(state), "{given}");
     assert!(given.contains(&format!("ERRAND_LEASE_ID={}", machine.id)));
     assert!(given.ends_with("release\n"), "its own arguments: {given}");
+    // By which it finds what it made, and what it let in there.
+    for line in [
+        public.expect("it is there"),
+        "STAGELINE_LEASE=lease.gpu[0]",
+        "STAGELINE_IMAGE=an/image:1",
+        "STAGELINE_DISK=20",
+        "STAGELINE_VERB=release",
+    ] {
+        assert!(given.lines().any(|other| other == line), "{line}: {given}");
+    }
     for not in ["ERRAND_LEASE_WHERE", "STAGELINE_BOOT_0"] {
         assert!(!given.contains(not), "{not}: {given}");
     }
