@@ -108,15 +108,14 @@ pub struct CommandProvider {
 impl CommandProvider {
     /// Nothing is run before it is asked something.
     pub fn new(settings: CommandSettings) -> Self {
+        let records = Records::new(settings.records.clone());
+        let timeout = longest(&settings, &records);
         let traits = Traits {
             finds_by_key: true,
             visibility_delay: Duration::ZERO,
             late_commit_window: LATE,
             // The program, its end when it takes too long, and the release after it.
-            request_timeout: settings.timeout
-                + program::TERM_MAX
-                + UNDO_MAX
-                + Duration::from_secs(1),
+            request_timeout: timeout + program::TERM_MAX + UNDO_MAX + Duration::from_secs(1),
             acquire_timeout: Duration::from_secs(15 * 60),
             refused_after: REFUSED_AFTER,
             bills_while_stopped: true,
@@ -129,7 +128,6 @@ impl CommandProvider {
             rate: Duration::ZERO,
             phases: Vec::new(),
         };
-        let records = Records::new(settings.records.clone());
         Self {
             settings,
             traits,
@@ -358,6 +356,18 @@ impl CommandProvider {
 /// A size as programs are told it: whole GiB.
 fn gibibytes(disk: Bytes) -> String {
     disk.0.div_ceil(1 << 30).to_string()
+}
+
+/// How long an `acquire` of it may have taken: where the topology is not read, the records tell.
+fn longest(settings: &CommandSettings, records: &Records) -> Duration {
+    if !settings.offers.is_empty() {
+        return settings.timeout;
+    }
+    let all = records.all().unwrap_or_default();
+    let noted = all.iter().filter_map(|record| record.timeout);
+    noted
+        .max()
+        .map_or(settings.timeout, |timeout| timeout.duration())
 }
 
 /// Said of a machine whose `acquire` nobody waits for any more.

@@ -296,6 +296,7 @@ fn an_interrupted_acquire_is_named_and_given_back() {
     for (more, number) in [(LIST, "6151"), ("", "6152")] {
         let number = format!("{number}{}", std::process::id());
         let desk = Desk::with(1, more);
+        desk.edit("\"20s\"", "\"10s\"");
         desk.script(
             "slow.sh",
             &format!("./pool.sh acquire >/dev/null\nexec sleep {number}"),

@@ -129,7 +129,7 @@ impl CommandProvider {
             offer.clone(),
             at,
             &settings.programs,
-            &settings.folder,
+            (&settings.folder, settings.timeout),
         );
         let (env, secret) = self.handed(request, &offer);
         record.hand(&env);

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stageline_core::id::{Fingerprint, LeaseId, MachineId, Name, RequestKey};
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::topology::Programs;
-use stageline_core::unit::{MicroDollars, Timestamp};
+use stageline_core::unit::{MicroDollars, Millis, Timestamp};
 
 use crate::agent::folder::{self, FolderError};
 use crate::provider::CreateRequest;
@@ -88,6 +89,9 @@ pub(super) struct Record {
     pub programs: Programs,
     /// See `programs`.
     pub folder: PathBuf,
+    /// How long each of these could take.
+    #[serde(default)]
+    pub timeout: Option<Millis>,
 }
 
 /// What the program calls a machine: `ERRAND_LEASE_ID`, 26 digits that follow from the request key alone.
@@ -113,7 +117,7 @@ impl Record {
         offer: Name,
         at: Timestamp,
         programs: &Programs,
-        folder: &Path,
+        (folder, timeout): (&Path, Duration),
     ) -> Self {
         Self {
             format: FORMAT,
@@ -134,6 +138,9 @@ impl Record {
             pushed: false,
             programs: programs.clone(),
             folder: folder.to_owned(),
+            timeout: Some(Millis(
+                u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
+            )),
         }
     }
 
