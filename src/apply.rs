@@ -12,6 +12,7 @@ mod failover;
 mod gang;
 mod lease;
 mod leave;
+mod limited;
 mod named;
 mod release;
 mod schedule;

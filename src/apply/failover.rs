@@ -4,17 +4,22 @@
 //! allow. The choice is a pure function of the core; it goes into the *started* entry of its try.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, Name};
+use stageline_core::id::{Address, Attempt, LeaseId, Name};
 use stageline_core::offer::{Quote, QuoteId, Supply};
-use stageline_core::plan::{Avoid, Choice, Market, Markets, Placement, Spot, Verdict, next_offer};
+use stageline_core::plan::{
+    Avoid, Choice, LeaseTerms, Market, Markets, Placement, Spot, Verdict, next_offer,
+};
 use stageline_core::resource::{Cause, FailureClass, LeaseSpec, Receipt, Spec};
 use stageline_core::state::{Recorded, State, Tried};
 use stageline_core::topology::Requote;
 
+use super::limited::Limited;
 use super::step::{Act, Run, Stop, broken};
+use crate::provider::Provider;
 
 /// First pause between two questions for something that can be had.
 const ASK_FIRST: Duration = Duration::from_secs(5);
@@ -34,6 +39,8 @@ struct Hunt<'a> {
     uncounted: u32,
     /// Since when it waits for something that can be had, and the next pause.
     waiting: Option<(Duration, Duration)>,
+    /// Since when the account is used too much.
+    limited: Option<Limited>,
     last: Cause,
 }
 
@@ -61,22 +68,7 @@ impl<'a> Run<'a> {
                 "a new one is rented by the next apply, once it is proven gone",
             )));
         }
-        let terms = self.plan.leases.get(lease);
-        let mut hunt = Hunt {
-            spec,
-            shortlist: terms
-                .map(|terms| terms.shortlist.as_slice())
-                .unwrap_or_default(),
-            passed: Vec::new(),
-            gone: 0,
-            uncounted: 0,
-            waiting: None,
-            last: Cause::new(
-                FailureClass::OfferGone,
-                format!("{lease}: nothing that fits can be had now"),
-            )
-            .hint("run plan and apply again; `wait_for_capacity` of the lease makes apply wait"),
-        };
+        let mut hunt = Hunt::new(lease, spec, self.plan.leases.get(lease));
         let mut refused: Option<Cause> = None;
         loop {
             self.gang_holds(lease)?;
@@ -103,6 +95,16 @@ impl<'a> Run<'a> {
                     hunt.refused(&choice, sent);
                     hunt.last = cause.clone();
                     refused = Some(cause);
+                    hunt.limited = None;
+                }
+                Err(Stop::Refused(cause)) if cause.class == FailureClass::Rate => {
+                    self.placing.borrow_mut().remove(lease);
+                    let now = self.last_attempt(act);
+                    let sent = (now != before).then_some(Attempt(now));
+                    let seller = self.seller(spec, &choice)?;
+                    let so_far = &mut hunt.limited;
+                    self.wait_out(act, (lease, spec), seller, so_far, (cause, sent))
+                        .await?;
                 }
                 // Once the doubt is closed without a machine, the same offer may be tried under a new key.
                 Err(Stop::InDoubt(cause)) if self.doubts(lease, act.step.generation).is_some() => {
@@ -115,6 +117,18 @@ impl<'a> Run<'a> {
                 Err(stop) => return Err(stop),
             }
         }
+    }
+
+    /// Who sells what was chosen.
+    fn seller(&self, spec: &LeaseSpec, choice: &Choice) -> Result<&'a Arc<dyn Provider>, Stop> {
+        let mut terms = spec.terms.iter();
+        let terms = terms.find(|terms| terms.offer == choice.offer);
+        let (name, kind) = match terms {
+            Some(terms) => (&terms.provider, terms.provider_kind.as_str()),
+            None => (&choice.quote.provider, ""),
+        };
+        let effects = self.effects;
+        effects.providers.get(name, kind).map_err(Stop::Refused)
     }
 
     fn last_attempt(&self, act: Act<'a>) -> u32 {
@@ -134,7 +148,14 @@ impl<'a> Run<'a> {
 
     /// Whether this lease may have another try.
     pub(super) fn tries_left(&self, act: Act<'a>, spec: &LeaseSpec) -> bool {
-        self.last_attempt(act) - self.before(act) < spec.attempts
+        self.sent(act) < spec.attempts
+    }
+
+    /// How many tries this run has made, without those that were only too soon.
+    fn sent(&self, act: Act<'a>) -> u32 {
+        let limited = u32::try_from(self.limited_tries(act).len()).unwrap_or(u32::MAX);
+        let all = self.last_attempt(act) - self.before(act);
+        all.saturating_sub(limited)
     }
 
     /// What is tried next, and whether it is a fresh quote.
@@ -145,8 +166,7 @@ impl<'a> Run<'a> {
         hunt: &mut Hunt<'a>,
     ) -> Result<Option<(Choice, bool)>, Stop> {
         loop {
-            let sent = self.last_attempt(act) - self.before(act);
-            let tries = (sent + hunt.gone).saturating_sub(hunt.uncounted);
+            let tries = (self.sent(act) + hunt.gone).saturating_sub(hunt.uncounted);
             if tries >= hunt.spec.attempts {
                 hunt.last.hint = Some(format!(
                     "{tries} offers were tried, `attempts` allows {}; raise it, or run apply again",
@@ -168,8 +188,9 @@ impl<'a> Run<'a> {
 
     /// The next of the shortlist that nothing speaks against.
     fn listed(&self, act: Act<'a>, hunt: &Hunt<'a>) -> Option<Choice> {
+        let own = (self.before(act), self.limited_tries(act));
         self.state(|state| {
-            let avoid = hunt.avoid(state, act, self.before(act), self.effects.clock.now());
+            let avoid = hunt.avoid(state, act, &own, self.effects.clock.now());
             let avoid = avoid.beside(self.placement(state, act, hunt.spec));
             let mut left = hunt.shortlist.iter();
             left.find(|choice| !avoid.bars(&choice.quote) && !taken(state, &choice.quote))
@@ -220,8 +241,9 @@ impl<'a> Run<'a> {
     /// The best of what is quoted now, under the same requirement and ceiling.
     async fn requote(&self, act: Act<'a>, hunt: &Hunt<'a>) -> Result<Option<Choice>, Stop> {
         let markets = self.markets(hunt.spec).await;
+        let own = (self.before(act), self.limited_tries(act));
         Ok(self.state(|state| {
-            let avoid = hunt.avoid(state, act, self.before(act), self.effects.clock.now());
+            let avoid = hunt.avoid(state, act, &own, self.effects.clock.now());
             let avoid = avoid.beside(self.placement(state, act, hunt.spec));
             let mut left = markets;
             for market in left.values_mut() {
@@ -301,7 +323,25 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Hunt<'_> {
+impl<'a> Hunt<'a> {
+    fn new(lease: &LeaseId, spec: &'a LeaseSpec, terms: Option<&'a LeaseTerms>) -> Self {
+        let nothing = format!("{lease}: nothing that fits can be had now");
+        Self {
+            spec,
+            shortlist: terms
+                .map(|terms| terms.shortlist.as_slice())
+                .unwrap_or_default(),
+            passed: Vec::new(),
+            gone: 0,
+            uncounted: 0,
+            waiting: None,
+            limited: None,
+            last: Cause::new(FailureClass::OfferGone, nothing).hint(
+                "run plan and apply again; `wait_for_capacity` of the lease makes apply wait",
+            ),
+        }
+    }
+
     fn refused(&mut self, choice: &Choice, sent: bool) {
         self.passed.push(Tried {
             provider: choice.quote.provider.clone(),
@@ -315,18 +355,19 @@ impl Hunt<'_> {
         }
     }
 
-    /// What this run does not take again. A wait forgets what was refused before it, never what failed.
+    /// What this run does not take again: tries after its beginning, but for those that were only too soon. A wait forgets what
+    /// was refused before it, never what failed.
     fn avoid<'s>(
         &'s self,
         state: &'s State,
         act: Act<'_>,
-        before: u32,
+        (before, limited): &'s (u32, Vec<Attempt>),
         now: stageline_core::unit::Timestamp,
     ) -> Avoid<'s> {
         let recorded = state.resources.get(&act.step.address);
         let recorded = recorded.filter(|recorded| recorded.generation == act.step.generation);
         let tried = recorded.into_iter().flat_map(|r| &r.tried);
-        let tried = tried.filter(|(attempt, _)| attempt.0 > before);
+        let tried = tried.filter(|(attempt, _)| attempt.0 > *before && !limited.contains(attempt));
         let waits = self.waiting.is_some();
         let tried = tried.map(|(_, tried)| tried);
         Avoid::noted(state.bad_at(now))

@@ -17,6 +17,7 @@ use stageline_core::topology::Registry;
 use stageline_core::unit::MicroDollars;
 
 use super::doubt::{SEND_WINDOW, receipt};
+use super::limited::unread;
 use super::release::GONE_WITHIN;
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
 use crate::provider::{Boot, CreateRequest, Machine, Provider, RegistryLogin};
@@ -111,8 +112,7 @@ impl<'a> Run<'a> {
         provider: &dyn Provider,
         choice: &Choice,
     ) -> Result<(Quote, Launch), Stop> {
-        let account = provider.account().await;
-        let account = account.map_err(|blind| Stop::Refused(super::doubt::blind(&blind.cause)))?;
+        let account = provider.account().await.map_err(|error| unread(&error))?;
         loop {
             // Before the offer is read again and the intention is stamped: a create goes out right after these.
             let turn = provider.turn();
@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
         let quote = match provider.quote(id, spec.disk).await {
             Ok(Some(quote)) => quote,
             Ok(None) => return Err(gone(format!("{lease}: offer `{id}` is gone"))),
-            Err(blind) => return Err(Stop::Refused(super::doubt::blind(&blind.cause))),
+            Err(error) => return Err(unread(&error)),
         };
         let terms = spec.terms.iter().find(|terms| terms.offer == choice.offer);
         let terms = terms.ok_or_else(|| gone(format!("{lease}: no offer `{}`", choice.offer)))?;

@@ -112,6 +112,7 @@ fn begin<'a>(
         halt: options.interrupt.child_token(),
         gangs: RefCell::new(gangs(plan)),
         parked: Cell::new(0),
+        limited: RefCell::default(),
         before: journal.with_state(last_attempts),
         nudges,
     }

@@ -72,6 +72,8 @@ pub(super) struct Run<'a> {
     pub parked: Cell<usize>,
     /// The last try of each lease when the run began: what counts against `attempts` comes after it.
     pub before: BTreeMap<Address, (Generation, Attempt)>,
+    /// Tries that were refused because others use the account too: they count as none.
+    pub limited: RefCell<BTreeMap<(Address, Generation), Vec<Attempt>>>,
     /// To the scheduler.
     pub nudges: UnboundedSender<Nudge>,
 }

@@ -44,6 +44,10 @@ pub const KNOBS: &[(&str, &str)] = &[
     ),
     ("rate-429-plain", "too many requests, in plain text"),
     ("rate-429-after", "the same with Retry-After: `text`"),
+    (
+        "create-429",
+        "others use the account: a create is too many, with Retry-After: `text`, if there is one",
+    ),
     ("rate-429-daily", "searches are used up until midnight"),
     ("list-lag", "a new machine is listed after `seconds`"),
     (

@@ -11,6 +11,7 @@ mod types;
 
 use serde_json::{Value, json};
 
+use super::fault::Fault;
 use super::serve::{Reply, Request};
 use super::world::World;
 
@@ -115,6 +116,14 @@ fn endpoint(request: &Request, path: &str) -> &'static str {
 }
 
 /// The pace of the whole account comes first.
+fn busy(fault: Fault) -> Reply {
+    let reply = Reply::text(429, "text/plain", "Too many requests");
+    match fault.text {
+        Some(wish) => reply.header("retry-after", wish),
+        None => reply,
+    }
+}
+
 fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply> {
     let fires = |knob: &str| world.faults.fires(knob);
     let every = if endpoint == "create" {
@@ -124,6 +133,11 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
     };
     let in_time =
         world.passes(account, "all", EVERY, 1) && world.passes(account, endpoint, every, 1);
+    if endpoint == "create"
+        && let Some(fault) = fires("create-429")
+    {
+        return Some(busy(fault));
+    }
     if fires("rate-429-plain").is_some() {
         return Some(Reply::text(429, "text/plain", "Too many requests"));
     }

@@ -16,6 +16,7 @@ mod schema;
 use serde_json::{Value, json};
 
 use super::boot::OWN_KEY;
+use super::fault::Fault;
 use super::serve::{Reply, Request};
 use super::world::World;
 
@@ -162,10 +163,23 @@ fn endpoint(request: &Request) -> &'static str {
     }
 }
 
+fn busy(fault: Fault) -> Reply {
+    let reply = Reply::text(429, "text/plain", "Too many requests");
+    match fault.text {
+        Some(wish) => reply.header("retry-after", wish),
+        None => reply,
+    }
+}
+
 fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply> {
     let fires = |knob: &str| world.faults.fires(knob);
     let in_time = world.passes(account, EVERYTHING, 1_000, IN_A_MINUTE);
     world.passes(account, endpoint, 0, 1);
+    if endpoint == "create"
+        && let Some(fault) = fires("create-429")
+    {
+        return Some(busy(fault));
+    }
     if fires("rate-429-plain").is_some() {
         return Some(Reply::text(429, "text/plain", "Too many requests"));
     }

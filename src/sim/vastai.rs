@@ -8,6 +8,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::boot::OWN_KEY;
+use super::fault::Fault;
 use super::serve::{Reply, Request, Way};
 use super::world::World;
 
@@ -90,6 +91,18 @@ pub(super) fn answer(world: &World, request: &Request) -> Reply {
     route(world, request, account, path)
 }
 
+fn busy(fault: Fault) -> Reply {
+    let reply = Reply::text(
+        429,
+        "text/plain",
+        "API requests too frequent endpoint threshold=3.0",
+    );
+    match fault.text {
+        Some(wish) => reply.header("retry-after", wish),
+        None => reply,
+    }
+}
+
 fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply> {
     let limit = LIMITS.iter().find(|(name, ..)| *name == endpoint);
     let (_, every, burst) = limit.copied().unwrap_or(("other", 0, 1));
@@ -97,6 +110,11 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
     let too_many = "API requests too frequent endpoint threshold=3.0";
     if !world.passes(account, endpoint, every, burst) || fires("rate-429-plain").is_some() {
         return Some(Reply::text(429, "text/plain", too_many));
+    }
+    if endpoint == "create"
+        && let Some(fault) = fires("create-429")
+    {
+        return Some(busy(fault));
     }
     if let Some(fault) = fires("rate-429-after") {
         let wish = fault.text.unwrap_or_else(|| "7".to_owned());

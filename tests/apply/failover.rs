@@ -141,6 +141,75 @@ fn no_more_offers_are_tried_than_allowed() {
     world.check_books();
 }
 
+#[test]
+fn too_many_requests_of_others_are_waited_out_and_are_no_tries() {
+    let text = text(1, "attempts = 2\nacquire_timeout = \"20m\"");
+    for verb in [Verb::Create, Verb::Quote] {
+        let world = World::with(asks(2));
+        let busy = Fault::RateLimited(Some(Duration::from_secs(7)));
+        let faults = (1..=5).fold(FaultTable::none(), |faults, n| {
+            faults.on(verb, When::Nth(n), busy.clone())
+        });
+        world.faults(faults.on(Verb::Create, When::Nth(6), dies()));
+        let report = world.apply(&text);
+        world.check_settled(&text, &report);
+        let told = |event: &&&Event| matches!(event, Event::Retrying { .. });
+        assert_eq!(events(&report).iter().filter(told).count(), 1, "told once");
+        if verb == Verb::Create {
+            // The one that died was the first try, and the next offer the second.
+            let mut all = vec!["ask-1"; 6];
+            all.push("ask-2");
+            assert_eq!(launched(&report), all);
+            assert!(world.sim.count(Verb::Find) >= 5, "looked for before each");
+        }
+    }
+}
+
+#[test]
+fn an_account_that_others_use_too_much_for_ever_ends_the_step_in_time() {
+    let world = World::with(asks(2));
+    world.faults(FaultTable::none().on(Verb::Create, When::Always, Fault::RateLimited(None)));
+    let start = world.clock.boottime();
+    let report = world.apply(&text(1, "acquire_timeout = \"20m\""));
+    let [failed] = report.summary.failed.as_slice() else {
+        panic!("{:#?}", report.summary);
+    };
+    assert_eq!(failed.cause.class, FailureClass::Rate);
+    assert!(failed.cause.message.contains("nothing was rented"));
+    let took = world.clock.boottime() - start;
+    assert!(
+        (15 * MINUTE..25 * MINUTE).contains(&took),
+        "it took {took:?}"
+    );
+    assert!(world.sim.count(Verb::Create) < 100, "no storm");
+    assert_eq!(world.ours(), [], "nothing was made");
+    world.check_books();
+}
+
+/// A provider that says no and makes a machine all the same: that one is ended before the next create.
+#[test]
+fn what_a_create_made_that_was_too_soon_is_ended() {
+    let world = World::with(asks(2));
+    world.faults(FaultTable::none().on(Verb::Create, When::Nth(1), Fault::RateLimited(None)));
+    let sim = world.sim.clone();
+    let mut tool = Tool::new();
+    tool.hook = Arc::new(move |point| {
+        let calls = sim.calls();
+        let finds = calls.iter().filter(|call| call.verb == Verb::Find);
+        if point.verb == Verb::Find && point.side == Side::Before && finds.count() <= 1 {
+            let asked = calls.last().expect("this one");
+            sim.plant(&here(), &format!("{}g1a1", asked.subject), PRICE);
+        }
+        ControlFlow::Continue(())
+    });
+    let text = text(1, "");
+    let job = Job::Apply(text.clone());
+    let report = world.run(&tool, &job).expect("it lives").expect("it runs");
+    world.check_settled(&text, &report);
+    let ended = |event: &Event| matches!(event, Event::ExtraReleased { .. });
+    assert!(report.events.iter().any(ended), "it was seen and ended");
+}
+
 /// The offers change between the plan and the launch.
 fn changed(world: &World, now: AccountSpec) -> Tool {
     let sim = world.sim.clone();
@@ -512,7 +581,6 @@ fn what_no_other_offer_can_mend_stops_the_branch() {
         FailureClass::Money,
         FailureClass::Auth,
         FailureClass::Config,
-        FailureClass::Rate,
         FailureClass::Unknown,
     ] {
         let world = World::with(asks(5));

@@ -134,7 +134,6 @@ fn a_refused_create_moves_on_or_stops_its_branch() {
         FailureClass::Money,
         FailureClass::Auth,
         FailureClass::Config,
-        FailureClass::Rate,
         FailureClass::Unknown,
     ] {
         let faults = once(Verb::Create, Fault::Refused(class));
@@ -142,6 +141,10 @@ fn a_refused_create_moves_on_or_stops_its_branch() {
         let world = check(&format!("{class:?}"), TWO, faults, &then);
         assert_eq!(world.sim.machines().len(), 2);
     }
+    // Too many requests are waited out.
+    let faults = once(Verb::Create, Fault::Refused(FailureClass::Rate));
+    let world = check("rate", TWO, faults, &Then::Settles);
+    assert_eq!(world.sim.count(Verb::Create), 3);
     // All that is on the list is tried once each, then it is given up.
     let then = Then::Refused(StepVerb::Acquire, FailureClass::Capacity);
     let faults = FaultTable::none()
@@ -383,7 +386,12 @@ fn nothing_is_rented_from_an_account_that_cannot_be_seen() {
         world.faults(always(Verb::Search, fault.clone()));
         let refused = world.run(&Tool::new(), &apply_job()).expect("it lives");
         assert!(refused.expect_err("no plan").0.contains("plan/blind"));
-        let then = Then::Refused(StepVerb::Acquire, FailureClass::Unknown);
+        // Too many requests are waited out.
+        let then = if matches!(fault, Fault::RateLimited(_)) {
+            Then::Settles
+        } else {
+            Then::Refused(StepVerb::Acquire, FailureClass::Unknown)
+        };
         let world = check("quote", TWO, once(Verb::Quote, fault), &then);
         assert_eq!(world.sim.count(Verb::Create), 2);
     }

@@ -179,10 +179,10 @@ fn of_reads_and_releases() -> Vec<Row> {
 
 fn of_all() -> Vec<Row> {
     let mut rows = vec![
-        every(Fault::RateLimited(None), (Stops, Stops), Stops, Stops),
+        every(Fault::RateLimited(None), (Done, Stops), Stops, Stops),
         every(
             Fault::RateLimited(Some(Duration::from_secs(7))),
-            (Stops, Stops),
+            (Done, Stops),
             Stops,
             Stops,
         ),

@@ -67,6 +67,32 @@ fn a_lost_create(kind: Kind) {
     desk.agrees(0);
 }
 
+/// Somebody else uses the account so much that our creates are refused: they are waited out, within what was asked for.
+#[test]
+fn too_many_requests_of_others_end_no_create() {
+    for (kind, wish) in [
+        (Kind::Vastai, Some("40")),
+        (Kind::Vastai, None),
+        (Kind::Lambda, Some("Wed, 21 Oct 2026 07:28:00 GMT")),
+        (Kind::Runpod, Some("100000")),
+    ] {
+        let fault = Fault::of("create-429").times(6);
+        let fault = wish.map_or(fault.clone(), |wish| fault.text(wish));
+        let desk = Desk::of(kind, vec![fault], 600, 2);
+        let ran = desk.run("apply --auto-approve");
+        ran.exits(0).says("status 429").says("again in");
+        desk.agrees(2);
+        let (made, asked) = {
+            let inner = desk.cloud.world.lock();
+            (inner.machines.len(), inner.requests["create"])
+        };
+        assert_eq!(made, 2, "none too many at {kind:?}");
+        assert!(asked >= 8, "{asked}");
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
 #[test]
 fn an_account_that_cannot_be_seen_is_not_an_empty_one() {
     let desk = Desk::new(Kind::Vastai, vec![]);
