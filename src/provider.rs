@@ -176,6 +176,21 @@ pub struct RegistryLogin {
     pub password: SecretString,
 }
 
+impl CreateRequest {
+    /// The machine that a create was answered with: on its way, in this phase, and as the quote said.
+    pub fn made(&self, id: MachineId, phase: &str) -> Machine {
+        Machine {
+            id,
+            request_key: Some(self.request_key.clone()),
+            status: MachineStatus::Pending(Phase::new(phase)),
+            price_per_hour: self.quote.price_per_hour,
+            facts: self.quote.facts.clone(),
+            contact: Contact::default(),
+            created_at: None,
+        }
+    }
+}
+
 /// What a machine is handed that has no agent yet.
 pub struct Bring<'a> {
     /// For the agent.
@@ -332,7 +347,15 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     /// [`Blind`] when the listing is not complete and trusted.
-    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind>;
+    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
+        let ours = |machine: &Machine| {
+            let key = machine.request_key.as_ref();
+            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
+        };
+        let mut machines = self.list().await?;
+        machines.retain(ours);
+        Ok(machines)
+    }
 
     /// Every machine of the account, also one that carries no key of ours: somebody may have renamed it.
     ///

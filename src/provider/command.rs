@@ -174,7 +174,7 @@ impl CommandProvider {
         let mut env = self.variables(verb);
         if let Some((offer, disk)) = offer {
             env.insert("ERRAND_OFFER".to_owned(), offer.to_string());
-            env.insert("STAGELINE_DISK".to_owned(), gibibytes(disk));
+            env.insert("STAGELINE_DISK".to_owned(), disk.gib_up().to_string());
         }
         let within = self.settings.timeout;
         let running = program::start(Call {
@@ -353,11 +353,6 @@ impl CommandProvider {
     }
 }
 
-/// A size as programs are told it: whole GiB.
-fn gibibytes(disk: Bytes) -> String {
-    disk.0.div_ceil(1 << 30).to_string()
-}
-
 /// How long an `acquire` of it may have taken: where the topology is not read, the records tell.
 fn longest(settings: &CommandSettings, records: &Records) -> Duration {
     if !settings.offers.is_empty() {
@@ -467,16 +462,6 @@ impl Provider for CommandProvider {
     fn login(&self, id: &MachineId) -> Result<Option<Login>, Cause> {
         let record = self.records.read(id)?;
         Ok(record.and_then(|record| self.way_in(&record, None)))
-    }
-
-    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        let ours = |machine: &Machine| {
-            let key = machine.request_key.as_ref();
-            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
-        };
-        let mut machines = self.list().await?;
-        machines.retain(ours);
-        Ok(machines)
     }
 
     async fn list(&self) -> Result<Vec<Machine>, Blind> {

@@ -5,7 +5,9 @@
 //! everything in this process; reads and releases may be sent again, a create never is. An answer that is not whole JSON of the expected
 //! shape is never taken for "nothing there". It refuses to send a key in clear beyond this computer.
 
+mod account;
 mod client;
+mod fault;
 mod gate;
 mod listing;
 mod place;
@@ -18,9 +20,11 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-pub use client::{Answer, Api, Call, Fault, Told};
+pub use account::KeyAccount;
+pub use client::{Answer, Api, Call, Told};
+pub use fault::{Fault, only};
 pub use gate::Endpoint;
-pub use listing::Shared;
+pub use listing::{Shared, whole};
 pub use place::{Base, clear};
 pub use recent::Recent;
 pub use start::start_script;

@@ -19,21 +19,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use reqwest::Method;
-use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
-use stageline_core::retry::Effect;
 use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-use super::http::{Answer, Api, Call, CloudSettings, Endpoint, Fault, Shared, fingerprint};
+use super::http::{
+    Answer, Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, only, whole,
+};
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
-    REFUSED_AFTER, Released, Traits,
+    AGENT_PHASE, Blind, CreateRequest, Machine, PhaseLimit, Provider, REFUSED_AFTER, Released,
+    Traits,
 };
 
 const URL: &str = "https://cloud.lambda.ai";
@@ -68,17 +68,11 @@ const CLOSED_REGIONS: &[&str] = &["us-south-1"];
 /// More pages than any account has.
 const PAGES_MAX: usize = 1000;
 
-/// How often a listing whose pages do not fit together is begun again.
-const LISTINGS_MAX: usize = 3;
-
 /// How old a listing may be for a mere look at one instance.
 const LOOK_AGE: Duration = Duration::from_secs(3);
 
 /// How old the types may be for a search: many leases look at the same time.
 const TYPES_AGE: Duration = Duration::from_secs(3);
-
-/// A release that was taken is not sent again before this: the instance is listed for a while.
-const RELEASE_AGAIN: Duration = Duration::from_secs(30);
 
 /// An instance of a listing.
 #[derive(Clone)]
@@ -99,8 +93,8 @@ pub struct Lambda {
     types: Shared<Arc<Value>>,
     ssh_key: OnceCell<String>,
     open: OnceCell<()>,
-    account: OnceCell<String>,
-    released: Mutex<BTreeMap<MachineId, Instant>>,
+    account: KeyAccount,
+    released: Recent,
     ended: Mutex<BTreeSet<MachineId>>,
 }
 
@@ -131,8 +125,8 @@ impl Lambda {
             types: Shared::new(),
             ssh_key: OnceCell::new(),
             open: OnceCell::new(),
-            account: OnceCell::new(),
-            released: Mutex::default(),
+            account: KeyAccount::default(),
+            released: Recent::default(),
             ended: Mutex::default(),
         }
     }
@@ -145,42 +139,21 @@ impl Lambda {
         self.api.read(call).await.map_err(advised)
     }
 
-    /// The account by the key, since the API has no name for it.
-    fn by_key(&self) -> Result<String, Fault> {
-        let key = self.settings.cloud.key.as_ref();
-        let key = key.map_err(|cause| Fault::before(cause.clone()))?;
-        Ok(format!("key-{}", fingerprint(key.expose_secret())))
-    }
-
-    /// The account that this key is of: the recorded one, when it is the same key or the listing shows a machine made there.
+    /// The account that this key is of: an instance that was made there shows it.
     fn whose(&self, instances: &[Value]) -> Result<String, Fault> {
-        let own = self.by_key()?;
-        let Some(known) = &self.settings.cloud.account else {
-            return Ok(own);
-        };
-        let made_there = |instance: &Value| {
-            let account = wire::tag(instance, wire::TAG_ACCOUNT);
-            account.as_ref() == Some(known)
-        };
-        // It was proven before, when a machine was still listed that is ended by now.
-        let proven = self.account.get() == Some(known);
-        if own == *known || proven || instances.iter().any(made_there) {
-            return Ok(known.clone());
-        }
-        let message = "the key is another one than machines are recorded under, and its account lists none of them";
-        let name = &self.settings.name;
-        let cause = Cause::new(FailureClass::Auth, message);
-        Err(Fault::before(cause.hint(format!(
-            "put the former key back into [provider.{name}], end its machines, and change it then"
-        ))))
+        let mut made_on = instances
+            .iter()
+            .filter_map(|instance| wire::tag(instance, wire::TAG_ACCOUNT));
+        self.account.whose(&self.settings.cloud, |known| {
+            made_on.any(|one| one == *known)
+        })
     }
 
     /// Every instance of the account.
     async fn all(&self, age: Duration) -> Result<Vec<Seen>, Fault> {
         let fetch = async || {
             let instances = self.instances().await?;
-            let account = self.whose(&instances)?;
-            self.account.set(account).ok();
+            self.whose(&instances)?;
             let relay = self.settings.relay.as_deref();
             let seen = |instance: &Value| {
                 Some(Seen {
@@ -196,14 +169,7 @@ impl Lambda {
     }
 
     async fn instances(&self) -> Result<Vec<Value>, Fault> {
-        let mut odd = Fault::shape("");
-        for _ in 0..LISTINGS_MAX {
-            match self.pages().await? {
-                Ok(instances) => return Ok(instances),
-                Err(fault) => odd = fault,
-            }
-        }
-        Err(odd)
+        whole(|| self.pages()).await
     }
 
     /// One way through all pages; the API has one, as far as it is known. The inner fault is of pages that do not fit together.
@@ -247,15 +213,13 @@ impl Lambda {
             let message = format!("`{}` is no offer of this provider", request.quote.id);
             return Err(Cause::new(FailureClass::OfferGone, message));
         };
-        let account = match self.account.get() {
-            Some(account) => account.clone(),
-            None => self.by_key().map_err(|fault| fault.cause)?,
-        };
+        let account = self.account.now(&self.settings.cloud);
+        let account = account.map_err(|fault| fault.cause)?;
         let asked = async {
             self.port_is_open().await?;
             self.ssh_key().await
         };
-        let limit = self.above(READY_MAX);
+        let limit = self.api.above(READY_MAX);
         let ssh_key = match tokio::time::timeout(limit, asked).await {
             Ok(key) => key.map_err(|fault| fault.cause)?,
             Err(_) => {
@@ -274,7 +238,7 @@ impl Lambda {
         let sent = self.api.gate(&SENT);
         let wait = self.api.gate(&ANY).reserve_after(sent.reserve());
         sent.hold(wait + self.api.scaled(LAUNCH_EVERY));
-        if wait > self.above(MOMENT_MAX) {
+        if wait > self.api.above(MOMENT_MAX) {
             let message = "too much was asked of this account meanwhile; nothing was sent";
             return Err(Cause::new(FailureClass::Rate, message)
                 .hint("run the same command again in a minute"));
@@ -291,34 +255,10 @@ impl Lambda {
         self.api.gate(&SENT).hold(left);
     }
 
-    /// A span of the provider's clock that a real process needs some of too.
-    fn above(&self, span: Duration) -> Duration {
-        above(&self.api, span)
-    }
-
-    fn made(&self, request: &CreateRequest, ids: &[MachineId]) -> Outcome<Machine> {
-        let [id] = ids else {
-            let message = format!(
-                "the launch was answered with {} ids and not with one",
-                ids.len()
-            );
-            return Outcome::InDoubt(Cause::new(FailureClass::Unknown, message));
-        };
-        Outcome::Done(Machine {
-            id: id.clone(),
-            request_key: Some(request.request_key.clone()),
-            status: MachineStatus::Pending(Phase::new(wire::BOOTING)),
-            price_per_hour: request.quote.price_per_hour,
-            facts: request.quote.facts.clone(),
-            contact: stageline_core::resource::Contact::default(),
-            created_at: None,
-        })
-    }
-
     /// How a launch ended that was not answered with a yes.
     fn unmade(fault: Fault) -> Outcome<Machine> {
         let code = fault.body.as_ref().and_then(wire::code);
-        let mut cause = fault.cause;
+        let mut cause = fault.cause.clone();
         if wire::is_open(code.as_deref()) {
             return Outcome::InDoubt(cause);
         }
@@ -327,18 +267,7 @@ impl Lambda {
         if vanished {
             cause.class = FailureClass::OfferGone;
         }
-        match fault.effect {
-            Effect::None => Outcome::Refused(cause),
-            Effect::Possible => Outcome::InDoubt(cause),
-        }
-    }
-
-    /// Whether a release of this instance was taken a moment ago.
-    fn just_released(&self, id: &MachineId) -> bool {
-        let again = self.api.scaled(RELEASE_AGAIN);
-        let again = again.max(Duration::from_millis(500));
-        let released = self.released.lock().expect("no holder panics");
-        released.get(id).is_some_and(|at| at.elapsed() < again)
+        Fault { cause, ..fault }.outcome()
     }
 
     /// Whether it was ended by us: then what is over is no news.
@@ -352,20 +281,13 @@ impl Lambda {
     }
 }
 
-fn above(api: &Api, span: Duration) -> Duration {
-    match api.base() {
-        Ok(base) => base.scaled_above(span, Duration::from_secs(5)),
-        Err(_) => span,
-    }
-}
-
 fn traits(api: &Api) -> Traits {
     let scaled = |span| api.scaled(span);
     Traits {
         finds_by_key: true,
         visibility_delay: scaled(Duration::from_secs(120)),
         late_commit_window: scaled(Duration::from_secs(600)),
-        request_timeout: above(api, READY_MAX) + above(api, MOMENT_MAX) + above(api, ANSWER_MAX),
+        request_timeout: api.above(READY_MAX) + api.above(MOMENT_MAX) + api.above(ANSWER_MAX),
         // Eight H100 take 25 minutes until they run; then the agent is fetched.
         acquire_timeout: scaled(Duration::from_secs(45 * 60)).max(Duration::from_secs(120)),
         refused_after: REFUSED_AFTER,
@@ -425,15 +347,13 @@ impl Provider for Lambda {
     }
 
     async fn account(&self) -> Result<Option<Account>, Blind> {
-        let own = self.by_key().map_err(|fault| self.blind(fault))?;
-        let known = self.settings.cloud.account.as_ref();
-        let mut id = self.account.get().cloned();
-        if id.is_none() && known.is_some_and(|known| *known != own) {
+        let cloud = &self.settings.cloud;
+        if self.account.is_open(cloud) {
             let all = self.all(LOOK_AGE).await;
             all.map_err(|fault| self.blind(fault))?;
-            id = self.account.get().cloned();
         }
-        Ok(Some(self.settings.cloud.account_of(id.unwrap_or(own))))
+        let id = self.account.now(cloud).map_err(|fault| self.blind(fault))?;
+        Ok(Some(cloud.account_of(id)))
     }
 
     fn turn(&self) -> Duration {
@@ -452,7 +372,7 @@ impl Provider for Lambda {
         };
         let path = "/api/v1/instance-operations/launch";
         let call = Call {
-            timeout: self.above(ANSWER_MAX),
+            timeout: self.api.above(ANSWER_MAX),
             ..Call::send(Method::POST, path, LAUNCH, body)
         };
         crash_point("a create, not yet sent");
@@ -462,19 +382,12 @@ impl Provider for Lambda {
         self.listing.forget().await;
         crash_point("a create, just answered");
         match answer {
-            Ok(answer) => self.made(&request, &wire::launched(&answer.body)),
+            Ok(answer) => match only(&wire::launched(&answer.body)) {
+                Ok(id) => Outcome::Done(request.made(id, wire::BOOTING)),
+                Err(cause) => Outcome::InDoubt(cause),
+            },
             Err(fault) => Self::unmade(advised(fault)),
         }
-    }
-
-    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        let ours = |machine: &Machine| {
-            let key = machine.request_key.as_ref();
-            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
-        };
-        let mut machines = self.list().await?;
-        machines.retain(ours);
-        Ok(machines)
     }
 
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
@@ -500,7 +413,7 @@ impl Provider for Lambda {
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
-        if self.just_released(id) {
+        if self.released.just_taken(&self.api, id) {
             return Ok(Released::Accepted);
         }
         crash_point("a release, not yet sent");
@@ -517,8 +430,7 @@ impl Provider for Lambda {
         crash_point("a release, just answered");
         match answer {
             Ok(answer) if wire::terminates(&answer.body, id) => {
-                let mut released = self.released.lock().expect("no holder panics");
-                released.insert(id.clone(), Instant::now());
+                self.released.took(id);
                 self.end(id);
                 Ok(Released::Accepted)
             }

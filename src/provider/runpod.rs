@@ -22,21 +22,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use reqwest::Method;
-use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
 use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
-use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
+use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::retry::Effect;
 use stageline_core::unit::Bytes;
-use tokio::sync::OnceCell;
 
-use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, fingerprint};
+use super::http::{Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared};
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
-    REFUSED_AFTER, Released, Traits,
+    AGENT_PHASE, Blind, CreateRequest, Machine, PhaseLimit, Provider, REFUSED_AFTER, Released,
+    Traits,
 };
 use offer::{Asks, Choice, Cloud};
 
@@ -59,9 +57,6 @@ const LISTINGS: Endpoint = Endpoint {
 /// How old a listing may be for a mere look at one pod.
 const LOOK_AGE: Duration = Duration::from_secs(3);
 
-/// A release that was taken is not sent again before this.
-const RELEASE_AGAIN: Duration = Duration::from_secs(30);
-
 /// A log that has sent nothing for this long has sent all there is.
 const LOG_QUIET: Duration = Duration::from_millis(1500);
 
@@ -71,8 +66,7 @@ pub struct Runpod {
     settings: CloudSettings,
     traits: Traits,
     listing: Shared<Vec<Machine>>,
-    /// Which account this is, once a listing has shown it.
-    account: OnceCell<String>,
+    account: KeyAccount,
     released: Recent,
     registries: registry::Registries,
 }
@@ -87,7 +81,7 @@ impl Runpod {
             settings,
             traits,
             listing: Shared::new(),
-            account: OnceCell::new(),
+            account: KeyAccount::default(),
             released: Recent::default(),
             registries: registry::Registries::default(),
         }
@@ -97,41 +91,11 @@ impl Runpod {
         self.api.blind(fault)
     }
 
-    /// The account by the key, since the API has no name for it.
-    fn by_key(&self) -> Result<String, Fault> {
-        let key = self.settings.key.as_ref();
-        let key = key.map_err(|cause| Fault::before(cause.clone()))?;
-        Ok(format!("key-{}", fingerprint(key.expose_secret())))
-    }
-
-    /// As far as is known now.
-    fn this_account(&self) -> Result<String, Fault> {
-        match self.account.get() {
-            Some(account) => Ok(account.clone()),
-            None => self.by_key(),
-        }
-    }
-
-    /// The account that this key is of: the recorded one, when it is the same key or the listing shows a pod made there.
+    /// The account that this key is of: a pod that was made there shows it.
     fn whose(&self, pods: &[Value]) -> Result<String, Fault> {
-        let own = self.by_key()?;
-        let Some(known) = self.settings.account.as_ref() else {
-            return Ok(own);
-        };
-        let made_there = |pod: &Value| wire::mark(pod, boot::ACCOUNT) == Some(known.as_str());
-        let proven = self.account.get() == Some(known);
-        if own == *known || proven || pods.iter().any(made_there) {
-            return Ok(known.clone());
-        }
-        let name = &self.settings.name;
-        let message = format!(
-            "the key is {own}, the machines are on account {known}, and none of them is listed: this may be another account"
-        );
-        let cause = Cause::new(FailureClass::Auth, message);
-        Err(Fault::before(cause.hint(format!(
-            "put the key that they were rented with back into [provider.{name}], end them, and change it then; if you are sure \
-             that it is the same account and that they are gone, `stageline state rm` takes them out"
-        ))))
+        let mut made_on = pods.iter().filter_map(|pod| wire::mark(pod, boot::ACCOUNT));
+        self.account
+            .whose(&self.settings, |known| made_on.any(|one| one == known))
     }
 
     /// Every pod of the account.
@@ -141,8 +105,7 @@ impl Runpod {
             call.query = vec![("includeClusterPods", "true".to_owned())];
             let answer = self.api.read(call).await?;
             let pods = wire::rows(&answer.body, "pods")?;
-            let account = self.whose(pods)?;
-            self.account.set(account).ok();
+            self.whose(pods)?;
             self.registries.note(pods);
             wire::machines(pods, self.settings.relay.as_deref())
         };
@@ -216,15 +179,11 @@ fn traits(api: &Api) -> Traits {
         phase: phase.to_owned(),
         within: scaled(Duration::from_secs(minutes * 60)).max(Duration::from_secs(60)),
     };
-    let request_timeout = Duration::from_secs(60);
     Traits {
         finds_by_key: true,
         visibility_delay: scaled(Duration::from_secs(120)),
         late_commit_window: scaled(Duration::from_secs(600)),
-        // A simulator with a fast clock still needs time to answer.
-        request_timeout: api.base().map_or(request_timeout, |base| {
-            base.scaled_above(request_timeout, Duration::from_secs(5))
-        }),
+        request_timeout: api.above(Duration::from_secs(60)),
         // The pull of a large image included.
         acquire_timeout: scaled(Duration::from_secs(20 * 60)).max(Duration::from_secs(120)),
         refused_after: REFUSED_AFTER,
@@ -244,7 +203,7 @@ fn traits(api: &Api) -> Traits {
 }
 
 fn gigabytes(disk: Bytes) -> u64 {
-    disk.0.div_ceil(1 << 30).max(1)
+    disk.gib_up().max(1)
 }
 
 #[async_trait]
@@ -286,7 +245,7 @@ impl Provider for Runpod {
 
     async fn account(&self) -> Result<Option<Account>, Blind> {
         let seen = self.all(LOOK_AGE).await;
-        let id = seen.and_then(|_| self.this_account());
+        let id = seen.and_then(|_| self.account.now(&self.settings));
         let id = id.map_err(|fault| self.blind(fault))?;
         Ok(Some(self.settings.account_of(id)))
     }
@@ -296,7 +255,8 @@ impl Provider for Runpod {
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
-        let account = self.this_account().map_err(|fault| fault.cause);
+        let account = self.account.now(&self.settings);
+        let account = account.map_err(|fault| fault.cause);
         let body = self.reachable().and(account);
         let api = self.settings.url.as_deref().unwrap_or(URL);
         let disk = gigabytes(request.disk);
@@ -322,7 +282,7 @@ impl Provider for Runpod {
         crash_point("a create, just answered");
         match answer {
             Ok(answer) => match wire::id(&answer.body) {
-                Some(id) => Outcome::Done(made(&request, id)),
+                Some(id) => Outcome::Done(request.made(id, wire::PROVISIONING)),
                 None => {
                     Outcome::InDoubt(Fault::shape("the create was answered without an id").cause)
                 }
@@ -332,16 +292,6 @@ impl Provider for Runpod {
                 Effect::Possible => Outcome::InDoubt(fault.cause),
             },
         }
-    }
-
-    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        let ours = |machine: &Machine| {
-            let key = machine.request_key.as_ref();
-            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
-        };
-        let mut machines = self.list().await?;
-        machines.retain(ours);
-        Ok(machines)
     }
 
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
@@ -358,8 +308,7 @@ impl Provider for Runpod {
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
-        let again = self.api.scaled(RELEASE_AGAIN);
-        if (self.released).within(id, again.max(Duration::from_millis(500))) {
+        if self.released.just_taken(&self.api, id) {
             return Ok(Released::Accepted);
         }
         crash_point("a release, not yet sent");
@@ -393,17 +342,5 @@ impl Provider for Runpod {
         let stream = self.api.stream(call, LOG_QUIET).await;
         let mut log = wire::log(&stream.map_err(|fault| fault.cause)?);
         Ok(log.split_off(log.len().saturating_sub(tail)))
-    }
-}
-
-fn made(request: &CreateRequest, id: MachineId) -> Machine {
-    Machine {
-        id,
-        request_key: Some(request.request_key.clone()),
-        status: MachineStatus::Pending(Phase::new(wire::PROVISIONING)),
-        price_per_hour: request.quote.price_per_hour,
-        facts: request.quote.facts.clone(),
-        contact: Contact::default(),
-        created_at: None,
     }
 }

@@ -466,15 +466,6 @@ impl Provider for SshProvider {
         }
     }
 
-    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        let mut machines = self.list().await?;
-        machines.retain(|machine| {
-            let key = machine.request_key.as_ref();
-            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
-        });
-        Ok(machines)
-    }
-
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
         self.everywhere().await.map_err(|cause| self.blind(cause))
     }

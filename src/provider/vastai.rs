@@ -21,15 +21,14 @@ use serde_json::{Value, json};
 use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
-use stageline_core::retry::Effect;
 use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
 
-use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared};
+use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, only, whole};
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit, Provider,
-    REFUSED_AFTER, Released, Traits,
+    AGENT_PHASE, Blind, CreateRequest, Machine, PhaseLimit, Provider, REFUSED_AFTER, Released,
+    Traits,
 };
 
 const URL: &str = "https://console.vast.ai";
@@ -53,14 +52,8 @@ const PAGE: usize = 25;
 /// More pages than any account has.
 const PAGES_MAX: usize = 4000;
 
-/// How often a listing whose pages do not fit together is begun again.
-const LISTINGS_MAX: usize = 3;
-
 /// How old a listing may be for a mere look at one instance. The provider asks for at most one in 10 s and allows one in 1 s.
 const LOOK_AGE: Duration = Duration::from_secs(3);
-
-/// A release that was taken is not sent again before this: the instance is listed for a while.
-const RELEASE_AGAIN: Duration = Duration::from_secs(30);
 
 /// How often a log that is being made is asked for.
 const LOG_TRIES: usize = 30;
@@ -88,7 +81,7 @@ impl Vastai {
             finds_by_key: true,
             visibility_delay: scaled(Duration::from_secs(120)),
             late_commit_window: scaled(Duration::from_secs(600)),
-            request_timeout: request_timeout(&api),
+            request_timeout: api.above(Duration::from_secs(30)),
             // An image of some GB on a host with a slow line.
             acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(120)),
             refused_after: REFUSED_AFTER,
@@ -158,14 +151,8 @@ impl Vastai {
     }
 
     async fn pages(&self) -> Result<Vec<Machine>, Fault> {
-        let mut odd = Fault::shape("");
-        for _ in 0..LISTINGS_MAX {
-            match self.pages_once().await? {
-                Ok(instances) => return self.trusted(&instances).await,
-                Err(fault) => odd = fault,
-            }
-        }
-        Err(odd)
+        let instances = whole(|| self.pages_once()).await?;
+        self.trusted(&instances).await
     }
 
     /// One way through all pages. The inner fault is of pages that do not fit together: instances came or went meanwhile.
@@ -234,25 +221,6 @@ impl Vastai {
         self.names.get_or_try_init(ask).await
     }
 
-    fn made(&self, request: &CreateRequest, ids: &[MachineId]) -> Outcome<Machine> {
-        let [id] = ids else {
-            let message = format!(
-                "the create was answered with {} ids and not with one",
-                ids.len()
-            );
-            return Outcome::InDoubt(Cause::new(FailureClass::Unknown, message));
-        };
-        Outcome::Done(Machine {
-            id: id.clone(),
-            request_key: Some(request.request_key.clone()),
-            status: MachineStatus::Pending(Phase::new(wire::PROVISIONING)),
-            price_per_hour: request.quote.price_per_hour,
-            facts: request.quote.facts.clone(),
-            contact: stageline_core::resource::Contact::default(),
-            created_at: None,
-        })
-    }
-
     /// How a create ended that was not answered with a yes.
     fn unmade(fault: Fault) -> Outcome<Machine> {
         let ids = fault.body.as_ref().map(wire::contracts).unwrap_or_default();
@@ -268,25 +236,13 @@ impl Vastai {
                 ..fault.cause
             });
         }
-        match fault.effect {
-            Effect::None => Outcome::Refused(fault.cause),
-            Effect::Possible => Outcome::InDoubt(fault.cause),
-        }
-    }
-}
-
-/// A simulator with a fast clock still needs time to answer.
-fn request_timeout(api: &Api) -> Duration {
-    let limit = Duration::from_secs(30);
-    match api.base() {
-        Ok(base) => base.scaled_above(limit, Duration::from_secs(5)),
-        Err(_) => limit,
+        fault.outcome()
     }
 }
 
 fn gibibytes(disk: Bytes) -> u64 {
     // No instance has less than 8.
-    disk.0.div_ceil(1 << 30).max(8)
+    disk.gib_up().max(8)
 }
 
 #[async_trait]
@@ -371,19 +327,12 @@ impl Provider for Vastai {
         self.listing.forget().await;
         crash_point("a create, just answered");
         match answer {
-            Ok(answer) => self.made(&request, &wire::contracts(&answer.body)),
+            Ok(answer) => match only(&wire::contracts(&answer.body)) {
+                Ok(id) => Outcome::Done(request.made(id, wire::PROVISIONING)),
+                Err(cause) => Outcome::InDoubt(cause),
+            },
             Err(fault) => Self::unmade(fault),
         }
-    }
-
-    async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        let ours = |machine: &Machine| {
-            let key = machine.request_key.as_ref();
-            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
-        };
-        let mut machines = self.list().await?;
-        machines.retain(ours);
-        Ok(machines)
     }
 
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
@@ -403,8 +352,7 @@ impl Provider for Vastai {
         if id.as_str().parse::<u64>().is_err() {
             return Ok(Released::Unknown);
         }
-        let again = self.api.scaled(RELEASE_AGAIN);
-        if (self.released).within(id, again.max(Duration::from_millis(500))) {
+        if self.released.just_taken(&self.api, id) {
             return Ok(Released::Accepted);
         }
         crash_point("a release, not yet sent");

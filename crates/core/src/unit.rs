@@ -114,6 +114,11 @@ impl Bytes {
         Self(n << 30)
     }
 
+    /// Whole GiB, rounded up: as sizes are ordered.
+    pub const fn gib_up(self) -> u64 {
+        self.0.div_ceil(1 << 30)
+    }
+
     /// `n` MiB.
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)

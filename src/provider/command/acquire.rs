@@ -13,7 +13,7 @@ use stageline_core::topology::{AgentSource, OFFER_FIELD, Programs};
 
 use super::program::{self, Call, Ended, How};
 use super::record::{Record, Stage, lease_id};
-use super::{ACQUIRE_MAX, CommandProvider, UNDO_MAX, answer, class_of, gibibytes, wrong};
+use super::{ACQUIRE_MAX, CommandProvider, UNDO_MAX, answer, class_of, wrong};
 use crate::ambient::crash_point;
 use crate::provider::http::{package, start_script};
 use crate::provider::local::process::identify;
@@ -65,7 +65,7 @@ impl CommandProvider {
             ),
             ("STAGELINE_NAME", request.request_key.to_string()),
             ("STAGELINE_LEASE", boot.lease.to_string()),
-            ("STAGELINE_DISK", gibibytes(request.disk)),
+            ("STAGELINE_DISK", request.disk.gib_up().to_string()),
             ("STAGELINE_IMAGE", request.image.clone().unwrap_or_default()),
             ("STAGELINE_START", start_script(agent)),
         ];

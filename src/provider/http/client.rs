@@ -13,6 +13,7 @@ use stageline_core::retry::{Decision, Effect, Failure, Policy, Safety};
 use stageline_core::unit::Millis;
 use tokio::time::Instant;
 
+use super::fault::Fault;
 use super::gate::{Endpoint, Gate, gate};
 use super::place::{Base, clear};
 use super::window::used_up;
@@ -92,21 +93,6 @@ pub struct Told {
     pub message: String,
 }
 
-/// A call that yielded nothing usable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// Why; no secret.
-    pub cause: Cause,
-    /// Whether anything may have happened.
-    pub effect: Effect,
-    /// The pause that was asked for, within bounds.
-    pub retry_after: Option<Duration>,
-    /// The status, when there was one.
-    pub status: Option<u16>,
-    /// The body, when it was JSON.
-    pub body: Option<Value>,
-}
-
 /// Reads the failure out of an answer; none when it is a success. Statuses from 200 to 299 reach it too: some providers say
 /// "no" with 200.
 pub type Dialect = fn(&Answer) -> Option<Told>;
@@ -156,6 +142,14 @@ impl Api {
     /// A span of the provider's clock, as it passes here.
     pub fn scaled(&self, span: Duration) -> Duration {
         self.base.as_ref().map_or(span, |base| base.scaled(span))
+    }
+
+    /// The same for a span that a real process needs some of too: a simulator with a fast clock still needs time to answer.
+    pub fn above(&self, span: Duration) -> Duration {
+        match &self.base {
+            Ok(base) => base.scaled_above(span, Duration::from_secs(5)),
+            Err(_) => span,
+        }
     }
 
     /// The gate of an endpoint.
@@ -456,31 +450,6 @@ impl Api {
     fn what(&self, call: &Call) -> String {
         let host = self.base.as_ref().map_or("", |base| base.host.as_str());
         format!("{} {host}{}", call.method, clear(&call.path, 80))
-    }
-}
-
-impl Fault {
-    /// Nothing left this computer.
-    pub fn before(cause: Cause) -> Self {
-        Self {
-            cause,
-            effect: Effect::None,
-            retry_after: None,
-            status: None,
-            body: None,
-        }
-    }
-
-    /// An answer of a shape that is not the API's.
-    pub fn shape(what: &str) -> Self {
-        let message = format!("the answer is not what this version knows: {what}");
-        Self {
-            effect: Effect::Possible,
-            ..Self::before(
-                Cause::new(FailureClass::Unknown, message)
-                    .hint("nothing was created and nothing is taken for gone; see whether there is a newer stageline"),
-            )
-        }
     }
 }
 

@@ -8,6 +8,11 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::Fault;
+
+/// How often a listing whose pages do not fit together is begun again.
+const LISTINGS_MAX: usize = 3;
+
 /// The last listing, and when it began.
 pub struct Shared<T> {
     last: Mutex<Option<(Instant, T)>>,
@@ -63,6 +68,25 @@ impl<T: Clone> Shared<T> {
     pub async fn forget(&self) {
         *self.last.lock().await = None;
     }
+}
+
+/// A listing of several pages, begun again when they do not fit together: machines came or went meanwhile. The inner fault is of
+/// such pages.
+///
+/// # Errors
+/// [`Fault`] when it cannot be had, or never fits together.
+pub async fn whole<T, F>(once: impl Fn() -> F) -> Result<T, Fault>
+where
+    F: Future<Output = Result<Result<T, Fault>, Fault>>,
+{
+    let mut odd = Fault::shape("");
+    for _ in 0..LISTINGS_MAX {
+        match once().await? {
+            Ok(listing) => return Ok(listing),
+            Err(fault) => odd = fault,
+        }
+    }
+    Err(odd)
 }
 
 impl<T: Clone> Default for Shared<T> {

@@ -8,6 +8,11 @@ use std::time::Duration;
 use stageline_core::id::MachineId;
 use tokio::time::Instant;
 
+use super::Api;
+
+/// A release that was taken is not sent again before this, by the provider's clock: the machine is listed for a while.
+const AGAIN: Duration = Duration::from_secs(30);
+
 /// When the release of each machine was taken last.
 #[derive(Default)]
 pub struct Recent(Mutex<BTreeMap<MachineId, Instant>>);
@@ -19,8 +24,9 @@ impl Recent {
         taken.insert(id.clone(), Instant::now());
     }
 
-    /// Whether one was taken within this span.
-    pub fn within(&self, id: &MachineId, span: Duration) -> bool {
+    /// Whether one was taken a moment ago: it is not sent again yet.
+    pub fn just_taken(&self, api: &Api, id: &MachineId) -> bool {
+        let span = api.scaled(AGAIN).max(Duration::from_millis(500));
         let taken = self.0.lock().expect("no holder panics");
         taken.get(id).is_some_and(|at| at.elapsed() < span)
     }
