@@ -25,7 +25,7 @@ use stageline_core::id::{
 };
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, LeaseLimits, Outcome};
-use stageline_core::topology::AgentSource;
+use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
 pub use account::same_account;
@@ -56,6 +56,8 @@ pub struct Traits {
     pub offers_are_one: bool,
     /// Machines cost nothing, so nobody needs to guard their end.
     pub free: bool,
+    /// How an agent gets onto its machines where the offer does not say; none where it need not.
+    pub agent: Option<AgentWay>,
     /// It lists all machines of the account. Else it sees only those that were made from here: one that nothing records cannot be
     /// seen, and one is gone when its release said so.
     pub sees_account: bool,
@@ -338,6 +340,11 @@ pub trait Provider: Send + Sync {
     /// [`Cause`] when that machine will never have one.
     async fn bring(&self, _: &MachineId, _: Bring<'_>) -> Result<Brought, Cause> {
         Ok(Brought::There)
+    }
+
+    /// How the agent gets onto a machine of an offer that says this.
+    fn agent_way(&self, _: &MachineId, source: Option<&AgentSource>) -> Option<AgentWay> {
+        AgentWay::of(source, self.traits().agent)
     }
 
     /// Takes the key by which a machine that it brought an agent to lets us in, where whoever releases it has the identity.

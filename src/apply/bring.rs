@@ -4,10 +4,10 @@
 //! then on.
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, MachineId, RequestKey};
+use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
 use stageline_core::journal::Record;
 use stageline_core::resource::{EngineSpec, LeaseReceipt, Spec};
-use stageline_core::topology::AgentSource;
+use stageline_core::topology::{AgentSource, AgentWay};
 
 use super::boot::{Failure, Glance};
 use super::step::{Run, Stop};
@@ -27,7 +27,7 @@ impl Run<'_> {
         let host_keys = self.state(|state| state.host_keys.clone());
         let what = Bring {
             boot: keys.boot(&self.made_for(lease), generation, attempt),
-            agent: self.agent_of(lease, held),
+            agent: self.agent_of(lease, &held.offer),
             native: self.runs_native(lease),
             host_keys: &host_keys,
         };
@@ -78,12 +78,22 @@ impl Run<'_> {
     }
 
     /// How the agent gets there, by the offer that was taken.
-    fn agent_of(&self, lease: &LeaseId, held: &LeaseReceipt) -> Option<AgentSource> {
+    fn agent_of(&self, lease: &LeaseId, offer: &Name) -> Option<AgentSource> {
         let Ok(Spec::Lease(spec)) = self.spec(&Address::Lease(lease.clone())) else {
             return None;
         };
         let mut terms = spec.terms.iter();
-        terms.find(|terms| terms.offer == held.offer)?.agent.clone()
+        terms.find(|terms| terms.offer == *offer)?.agent.clone()
+    }
+
+    /// Which way that is, for people.
+    pub(super) fn agent_way(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        (offer, machine): (&Name, &MachineId),
+    ) -> Option<AgentWay> {
+        provider.agent_way(machine, self.agent_of(lease, offer).as_ref())
     }
 
     /// Whether this plan runs a native worker on it.

@@ -246,11 +246,13 @@ impl<'a> Run<'a> {
             };
             self.journal.append(vec![record]).await?;
             let price_per_hour = kept.price_per_hour;
+            let agent = self.agent_way(provider.as_ref(), lease, (&launch.offer, &kept.id));
             let (lease, machine) = (lease.clone(), kept.id.clone());
             self.emit(Event::LeaseUp {
                 lease,
                 machine,
                 price_per_hour,
+                agent,
             });
         }
         // Other tries may still appear; they stay open until the horizon has passed without them.

@@ -271,6 +271,7 @@ impl<'a> Run<'a> {
                 free: provider.traits().free,
                 unbilled: false,
                 self_destroy: false,
+                agent: None,
                 quotes: Ok(Vec::new()),
             });
             // One answer that cannot be trusted says nothing about another one.

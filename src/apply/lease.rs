@@ -231,11 +231,13 @@ impl<'a> Run<'a> {
         };
         match self.done(act, made).await {
             Ok(()) => {
-                let (lease, price_per_hour) = (lease.clone(), machine.price_per_hour);
+                let price_per_hour = machine.price_per_hour;
+                let agent = self.agent_way(provider, lease, (&launch.offer, &machine.id));
                 self.emit(Event::LeaseUp {
-                    lease,
+                    lease: lease.clone(),
                     machine: machine.id,
                     price_per_hour,
+                    agent,
                 });
                 Ok(())
             }

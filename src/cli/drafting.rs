@@ -389,6 +389,7 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
             free: provider.traits().free,
             unbilled: !provider.bills(),
             self_destroy: provider.traits().self_destroy,
+            agent: provider.traits().agent,
             quotes: quotes.map_err(|blind| blind.cause),
         };
         (name, market)

@@ -183,8 +183,9 @@ impl Shared {
                 let head = format!("{address}: {} is {label}", verb.doing());
                 Some(format!("{head}: {}{}", cause.message, hinted(cause.hint.as_ref())))
             }
-            Event::LeaseUp { lease, machine, price_per_hour } => {
-                Some(format!("{lease}: machine {machine} is up, {price_per_hour} per hour"))
+            Event::LeaseUp { lease, machine, price_per_hour, agent } => {
+                let agent = agent.map(|way| format!("; {way}")).unwrap_or_default();
+                Some(format!("{lease}: machine {machine} is up, {price_per_hour} per hour{agent}"))
             }
             Event::HostMet { lease, host, fingerprint } => Some(met(lease, host, fingerprint)),
             Event::MachineFailed { machine, cause, noted, goes_on, log, .. } => {

@@ -26,7 +26,7 @@ use async_trait::async_trait;
 use stageline_core::id::{Fingerprint, LeaseId, MachineId, Name};
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
-use stageline_core::topology::{Claims, OFFER_FIELD, Programs};
+use stageline_core::topology::{AgentSource, AgentWay, Claims, OFFER_FIELD, Programs};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use self::answer::Listed;
@@ -124,6 +124,7 @@ impl CommandProvider {
             free: settings.programs.price.is_none()
                 && !settings.offers.is_empty()
                 && settings.offers.values().all(Claims::are_free),
+            agent: Some(AgentWay::Told),
             sees_account: settings.programs.list.is_some(),
             rate: Duration::ZERO,
             phases: Vec::new(),
@@ -448,6 +449,14 @@ impl Provider for CommandProvider {
 
     fn brings(&self) -> bool {
         true
+    }
+
+    fn agent_way(&self, id: &MachineId, source: Option<&AgentSource>) -> Option<AgentWay> {
+        let way = AgentWay::of(source, self.traits.agent);
+        match self.records.read(id) {
+            Ok(Some(record)) if way == Some(AgentWay::Told) => bring::way(&record).or(way),
+            Ok(_) | Err(_) => way,
+        }
     }
 
     fn holds_key(&self, id: &MachineId, key: OwnKey) {

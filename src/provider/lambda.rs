@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
+use stageline_core::topology::AgentWay;
 use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -295,6 +296,7 @@ fn traits(api: &Api) -> Traits {
         self_destroy: false,
         offers_are_one: false,
         free: false,
+        agent: Some(AgentWay::Fetch),
         sees_account: true,
         rate: Duration::ZERO,
         phases: vec![

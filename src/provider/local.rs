@@ -102,6 +102,7 @@ impl LocalProvider {
             self_destroy: false,
             offers_are_one: false,
             free: settings.price_per_hour == MicroDollars::ZERO,
+            agent: None,
             sees_account: true,
             rate: Duration::ZERO,
             phases: Vec::new(),

@@ -28,6 +28,7 @@ use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::retry::Effect;
+use stageline_core::topology::AgentWay;
 use stageline_core::unit::Bytes;
 
 use super::http::{Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared};
@@ -191,6 +192,7 @@ fn traits(api: &Api) -> Traits {
         self_destroy: true,
         offers_are_one: false,
         free: false,
+        agent: Some(AgentWay::Image),
         sees_account: true,
         rate: Duration::ZERO,
         phases: vec![

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use stageline_core::id::{MachineId, Name, RequestKey};
 use stageline_core::offer::{Facts, NOTE, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
-use stageline_core::topology::{Claims, OFFER_FIELD};
+use stageline_core::topology::{AgentWay, Claims, OFFER_FIELD};
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
 pub(in crate::provider) use self::bring::{Bound, Pushes};
@@ -101,6 +101,7 @@ impl SshProvider {
                 .hosts
                 .iter()
                 .all(|host| host.price_per_hour == MicroDollars::ZERO),
+            agent: Some(AgentWay::Ssh),
             sees_account: true,
             rate: Duration::ZERO,
             phases: vec![PhaseLimit {

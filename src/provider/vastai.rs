@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
+use stageline_core::topology::AgentWay;
 use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
 
@@ -89,6 +90,7 @@ impl Vastai {
             self_destroy: true,
             offers_are_one: true,
             free: false,
+            agent: Some(AgentWay::Image),
             sees_account: true,
             rate: Duration::ZERO,
             phases: vec![

@@ -468,6 +468,7 @@ impl World {
                 free: false,
                 unbilled: false,
                 self_destroy: false,
+                agent: None,
                 quotes: quotes.map_err(|blind| blind.cause),
             };
             (name, market)

@@ -180,9 +180,15 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn machines_of_a_pool_are_got_asked_and_given_back() {
     let desk = Desk::new(2);
-    desk.run("plan").exits(0).says("box from provider pool");
+    desk.run("plan")
+        .exits(0)
+        .says("box from provider pool")
+        .says("; its agent is pushed over SSH, unless `acquire` starts it");
     assert!(desk.there().is_empty(), "a plan gets nothing");
-    desk.run("apply --auto-approve").exits(0).says("is up");
+    desk.run("apply --auto-approve")
+        .exits(0)
+        .says("is up")
+        .says("per hour; its agent is started by `acquire`");
     desk.agrees(2);
     desk.run("ask Hello").exits(0);
     desk.run("status").exits(0).says("lease.node[1]");

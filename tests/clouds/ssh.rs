@@ -111,7 +111,10 @@ fn two_hosts_are_taken_asked_and_given_back() {
         return;
     };
     let desk = Desk::new(&[&first, &second]);
-    desk.run("plan").exits(0).says("127.0.0.1");
+    desk.run("plan")
+        .exits(0)
+        .says("127.0.0.1")
+        .says("; its agent is pushed over SSH");
     assert_eq!(first.own_folder(), None, "a plan takes nothing");
     desk.run("apply --auto-approve")
         .exits(0)
@@ -417,7 +420,9 @@ fn a_program_that_tells_an_ssh_address_gets_its_agent_pushed() {
         .env("OWN_KEY_ONLY", "1")
         .spawn();
     let ran = finish(ran.expect("the binary is there"));
-    ran.exits(0).says(&host.fingerprint());
+    ran.exits(0)
+        .says(&host.fingerprint())
+        .says("per hour; its agent is pushed over SSH");
     desk.run("ask Hello").exits(0);
     desk.run("plan --detailed-exitcode")
         .exits(0)

@@ -21,9 +21,14 @@ fn two_pods_of_runpod_are_rented_asked_and_ended() {
 
 fn the_whole_job(kind: Kind) {
     let desk = Desk::new(kind, vec![]);
-    desk.run("plan").exits(0).says("from provider");
+    let way = match kind {
+        Kind::Vastai | Kind::Runpod => "; its agent is in the image",
+        Kind::Lambda => "; it fetches its agent",
+    };
+    desk.run("plan").exits(0).says("from provider").says(way);
     assert!(desk.there().is_empty());
-    desk.run("apply --auto-approve").exits(0).says("is up");
+    let ran = desk.run("apply --auto-approve");
+    ran.exits(0).says("is up").says(&format!("per hour{way}"));
     desk.agrees(2);
     desk.run("ask Hello").exits(0);
     desk.run("plan --detailed-exitcode")

@@ -11,6 +11,7 @@ use crate::journal::Verb;
 use crate::offer::QuoteId;
 use crate::resource::Cause;
 use crate::state::Limit;
+use crate::topology::AgentWay;
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
 /// One piece of news.
@@ -128,6 +129,9 @@ pub enum Event {
         machine: MachineId,
         /// What it costs.
         price_per_hour: MicroDollars,
+        /// How its agent gets there; none where it need not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        agent: Option<AgentWay>,
     },
     /// A host was met for the first time over SSH, and its key was put on record.
     HostMet {

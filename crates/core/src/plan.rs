@@ -44,6 +44,7 @@ use crate::offer::Quote;
 use crate::resource::Spec;
 use crate::shared::Shared;
 use crate::state::{Edit, Lapse, Spent};
+use crate::topology::AgentWay;
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
 pub use avoid::Avoid;
@@ -226,6 +227,9 @@ pub struct LeaseTerms {
     pub waits: Option<Millis>,
     /// Who ends it when the operator sleeps.
     pub ends: EndsBy,
+    /// How the agent gets onto the first choice; none where it need not, and for a lease that is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentWay>,
 }
 
 #[expect(

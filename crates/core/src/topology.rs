@@ -42,7 +42,7 @@ pub use files::read;
 pub use hosts::SshHost;
 pub use leases::{SETUP_MAX, Setup, check_setup};
 pub use registry::Registry;
-pub use rented::AgentSource;
+pub use rented::{AgentSource, AgentWay};
 pub use schema::schema;
 pub use value::{FILE_BYTES_MAX, SourceFile};
 pub use vars::{ENV_PREFIX, VarSources};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use stageline_core::id::MachineId;
 use stageline_core::resource::{Cause, FailureClass};
-use stageline_core::topology::AgentSource;
+use stageline_core::topology::{AgentSource, AgentWay};
 
 use super::answer::{self, Acquired};
 use super::record::Record;
@@ -156,6 +156,15 @@ impl CommandProvider {
             }
         }
     }
+}
+
+/// Which way the agent takes, by what the program told; none when it has not told anything yet.
+pub(super) fn way(record: &Record) -> Option<AgentWay> {
+    answer::acquired(Some(&record.state)).ok()?;
+    Some(match is_ours(record, None) {
+        Ok(true) => AgentWay::Ssh,
+        Ok(false) | Err(_) => AgentWay::Program,
+    })
 }
 
 /// Whether the agent is pushed by us.

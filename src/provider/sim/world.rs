@@ -62,6 +62,7 @@ impl AccountSpec {
                 self_destroy: false,
                 offers_are_one: false,
                 free: false,
+                agent: None,
                 sees_account: true,
                 rate: Duration::ZERO,
                 phases: Vec::new(),

@@ -13,6 +13,7 @@ use crate::offer::Quote;
 use crate::resource::LeaseSpec;
 use crate::shared::{Shared, Table};
 use crate::state::stored::SpecPlace;
+use crate::topology::AgentWay;
 use crate::unit::{MicroDollars, Millis};
 
 #[derive(Serialize)]
@@ -85,6 +86,7 @@ impl Plan {
             last: None,
         };
         let changes = self.change_rows(&mut specs);
+        let mut ways: Vec<(&LeaseId, AgentWay)> = Vec::new();
         let leases: Vec<LeaseRow<'_>> = self
             .leases
             .iter()
@@ -98,7 +100,9 @@ impl Plan {
                     requote,
                     waits,
                     ends,
+                    agent,
                 } = terms;
+                ways.extend(agent.map(|agent| (id, agent)));
                 let list = lists.place(shortlist);
                 let prices = (*price_per_hour, *ceiling);
                 let tries = (*attempts, *requote, *waits);
@@ -129,11 +133,11 @@ impl Plan {
         let times = (drafted_at, expires_at, observed_at);
         let tables = (specs.values, lists.quotes.values, lists.lists);
         let body = (drift, changes, steps, edits, leases, money, notes);
-        // A plan without lapsed leases keeps the digest that it had before there were any.
-        if lapsed.is_empty() {
-            Fingerprint::of_json(&(head, times, tables, body))
-        } else {
-            Fingerprint::of_json(&(head, times, tables, body, lapsed))
+        // A plan without them keeps the digest that it had before there were any.
+        match (lapsed.is_empty(), ways.is_empty()) {
+            (true, true) => Fingerprint::of_json(&(head, times, tables, body)),
+            (false, true) => Fingerprint::of_json(&(head, times, tables, body, lapsed)),
+            (_, false) => Fingerprint::of_json(&(head, times, tables, body, lapsed, ways)),
         }
     }
 

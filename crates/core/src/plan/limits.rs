@@ -13,7 +13,7 @@ use crate::journal::Verb;
 use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
 use crate::shared::Shared;
 use crate::state::{Recorded, Seen};
-use crate::topology::{Limits, Requote};
+use crate::topology::{AgentWay, Limits, Requote};
 use crate::unit::{MicroDollars, Millis};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,6 +53,9 @@ pub(super) fn terms(
         },
         None => spec.is_some_and(|spec| all_free(spec, input)),
     };
+    let agent = shortlist
+        .first()
+        .and_then(|choice| way(choice, spec?, input));
     let rented = spec.filter(|_| row.build.contains(&Verb::Acquire));
     let unknown = rented.is_some() && shortlist.is_empty() && held.is_none();
     let unresolved = row.recorded.is_some_and(Recorded::is_unresolved);
@@ -74,7 +77,16 @@ pub(super) fn terms(
         } else {
             guard(spec, kept, input)
         },
+        agent,
     })
+}
+
+/// How the agent gets onto a machine that is chosen.
+fn way(choice: &Choice, spec: &LeaseSpec, input: &Draft<'_>) -> Option<AgentWay> {
+    let mut terms = spec.terms.iter();
+    let terms = terms.find(|terms| terms.offer == choice.offer)?;
+    let market = input.markets.get(&terms.provider)?;
+    AgentWay::of(terms.agent.as_ref(), market.agent)
 }
 
 /// Who ends a lease that costs money. A machine knows limits of its own, and not what all of them spend.

@@ -10,7 +10,7 @@ use crate::id::{LeaseId, Name};
 use crate::offer::{Facts, Models, Quote, QuoteId, Supply};
 use crate::resource::{Cause, FailureClass, LeaseSpec, Terms};
 use crate::state::State;
-use crate::topology::{Requote, Topology};
+use crate::topology::{AgentWay, Requote, Topology};
 use crate::unit::{Bytes, MicroDollars};
 
 /// Longest list of quotes that one lease may walk down.
@@ -27,6 +27,8 @@ pub struct Market {
     pub unbilled: bool,
     /// Its machines can end themselves by their limits.
     pub self_destroy: bool,
+    /// How an agent usually gets onto its machines; none where it need not.
+    pub agent: Option<AgentWay>,
     /// What it quotes; a cause when it could not be asked or not be trusted.
     pub quotes: Result<Vec<Quote>, Cause>,
 }

@@ -300,7 +300,9 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
         }
     };
     if let Some(choice) = terms.shortlist.first() {
-        page.para(8, &first_choice(choice));
+        let agent = terms.agent.map(|way| format!("; {way}"));
+        let agent = agent.unwrap_or_default();
+        page.para(8, &format!("{}{agent}", first_choice(choice)));
         page.para(8, &format!("{price}; {}", alternatives(terms)));
     } else if let (Some(span), false) = (terms.waits, terms.unresolved) {
         page.para(

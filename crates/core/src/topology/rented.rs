@@ -35,6 +35,61 @@ pub enum AgentSource {
     Ssh,
 }
 
+/// Which way was chosen.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum AgentWay {
+    /// It is in the image.
+    Image,
+    /// The machine fetches it.
+    Fetch,
+    /// It is pushed there over SSH.
+    Ssh,
+    /// A program of the user's own starts it.
+    Program,
+    /// Pushed or started by the program: that is known once the program has told how the machine is reached.
+    Told,
+}
+
+impl AgentWay {
+    /// What an offer's `agent` leads to where the provider's usual way is this; none where no agent has to get there.
+    pub fn of(source: Option<&AgentSource>, usual: Option<Self>) -> Option<Self> {
+        let usual = usual?;
+        Some(match source {
+            None => usual,
+            Some(AgentSource::Ssh) => Self::Ssh,
+            Some(AgentSource::Image | AgentSource::Fetch { .. }) if usual == Self::Told => {
+                Self::Program
+            }
+            Some(AgentSource::Image) => Self::Image,
+            Some(AgentSource::Fetch { .. }) => Self::Fetch,
+        })
+    }
+}
+
+impl std::fmt::Display for AgentWay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Image => "its agent is in the image",
+            Self::Fetch => "it fetches its agent",
+            Self::Ssh => "its agent is pushed over SSH",
+            Self::Program => "its agent is started by `acquire`",
+            Self::Told => "its agent is pushed over SSH, unless `acquire` starts it",
+        })
+    }
+}
+
 /// What only rented machines have.
 pub(super) fn check(
     root: &Fields<'_>,

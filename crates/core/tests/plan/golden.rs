@@ -108,6 +108,7 @@ impl Story<'_> {
                     free: false,
                     unbilled: false,
                     self_destroy: false,
+                    agent: None,
                     quotes: Err(cause(why)),
                 };
                 self.markets.insert(name(provider), market);
@@ -125,6 +126,7 @@ impl Story<'_> {
                         free: *kind == "free",
                         unbilled: *kind == "rehearsed",
                         self_destroy: *kind == "itself",
+                        agent: None,
                         quotes: Ok(Vec::new()),
                     });
                 let quotes = market.quotes.as_mut().expect("it can be seen");

@@ -57,6 +57,7 @@ pub fn local(slots: u32) -> Markets {
         free: true,
         unbilled: false,
         self_destroy: false,
+        agent: None,
         quotes: Ok(vec![quote("here", "this-computer", 0, Supply::Many(slots))]),
     };
     BTreeMap::from([(name("here"), market)])
