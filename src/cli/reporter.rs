@@ -191,9 +191,7 @@ impl Shared {
             Event::MachineFailed { machine, cause, noted, goes_on, log, .. } => {
                 let label = self.console.paint("1;31", "gave up");
                 let mut text = cause.message.clone();
-                if !log.is_empty() {
-                    text += &format!("\n  its last {} lines:\n  | {}", log.len(), log.join("\n  | "));
-                }
+                text += &last_lines(log);
                 if *noted {
                     text += "\n  its host is noted: no plan of this topology takes it for a week";
                 }
@@ -237,6 +235,19 @@ impl Shared {
             | Event::Verified { .. }
             | Event::RunEnded { .. } => None,
         }
+    }
+}
+
+/// What a machine that failed said last.
+fn last_lines(log: &[String]) -> String {
+    match log {
+        [] => String::new(),
+        [line] => format!("\n  its last line:\n  | {line}"),
+        lines => format!(
+            "\n  its last {} lines:\n  | {}",
+            lines.len(),
+            lines.join("\n  | ")
+        ),
     }
 }
 

@@ -410,7 +410,7 @@ pub enum BeginError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The recorded state is not the one that the plan was drafted from.
-    #[error("the plan is stale: the state has changed since it was drafted")]
+    #[error("what is recorded changed after this plan was drafted")]
     Stale,
     /// The plan was carried out already, wholly or in part.
     #[error("plan {plan} was {} by run {epoch}", if *finished { "carried out" } else { "begun and not finished" })]
