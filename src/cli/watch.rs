@@ -411,10 +411,16 @@ impl Watcher<'_> {
             .filter_map(|one| observe::target(state, &one.lease))
             .collect();
         let drained = async {
+            let begun = self.clock.boottime();
             for what in [Drain::Admission, Drain::All] {
+                // Both steps together take no longer: the machines bill meanwhile.
+                let passed = self.clock.boottime().saturating_sub(begun).as_millis();
+                let left = DRAIN_MAX
+                    .0
+                    .saturating_sub(u64::try_from(passed).unwrap_or(u64::MAX));
                 let each = targets
                     .iter()
-                    .map(|target| hands.drain(target, what, DRAIN_MAX));
+                    .map(|target| hands.drain(target, what, Millis(left)));
                 // A machine that does not answer has nothing to end.
                 drop(futures::future::join_all(each).await);
             }
