@@ -6,7 +6,6 @@ mod crash;
 mod disk;
 mod drift;
 mod faults;
-mod kills;
 mod lease_keys;
 mod memory;
 mod native;

@@ -2,11 +2,10 @@
 //! simulator. What a simulator has at the end is what is recorded: nothing beyond it, nothing twice.
 
 mod command;
-mod desk;
+pub(crate) mod desk;
 mod ends;
 mod guards;
 pub(crate) mod host;
-mod kills;
 mod lai;
 mod lambda;
 mod official;

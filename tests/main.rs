@@ -7,6 +7,7 @@ mod cloud;
 mod clouds;
 mod examples;
 mod gateway;
+mod kills;
 mod readme;
 mod relay;
 mod tidy;

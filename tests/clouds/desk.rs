@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A day of the simulator is two and a half minutes.
-pub(super) const SPEED: u32 = 600;
+pub(crate) const SPEED: u32 = 600;
 
 /// What a topology says of a cloud.
 struct Words {
@@ -30,7 +30,7 @@ struct Words {
 }
 
 /// A test ends its machines.
-pub(super) const NOBODY: &str = "unguarded = true";
+pub(crate) const NOBODY: &str = "unguarded = true";
 
 /// The words of a cloud.
 fn words(kind: Kind) -> Words {
@@ -60,21 +60,21 @@ agent = { url = "https://example.org/stageline", sha256 = "e3b0c44298fc1c149afbf
 }
 
 /// The key that a desk has.
-pub(super) const KEY: &str = "rehearsal-key-of-a-test";
+pub(crate) const KEY: &str = "rehearsal-key-of-a-test";
 
-pub(super) struct Desk {
+pub(crate) struct Desk {
     kind: Kind,
     dir: tempfile::TempDir,
     runtime: Runtime,
-    pub(super) cloud: Running,
+    pub(crate) cloud: Running,
 }
 
-pub(super) struct Ran {
-    pub(super) code: Option<i32>,
-    pub(super) text: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) text: String,
 }
 
-pub(super) async fn cloud(kind: Kind, faults: Vec<Fault>, speed: u32, agents: bool) -> Running {
+pub(crate) async fn cloud(kind: Kind, faults: Vec<Fault>, speed: u32, agents: bool) -> Running {
     let program = agents.then(|| Path::new(env!("CARGO_BIN_EXE_stageline")).to_owned());
     let options = Options {
         kind,
@@ -89,12 +89,12 @@ pub(super) async fn cloud(kind: Kind, faults: Vec<Fault>, speed: u32, agents: bo
 
 impl Desk {
     /// Two machines with a stub pipeline over them, at a cloud with these faults.
-    pub(super) fn new(kind: Kind, faults: Vec<Fault>) -> Self {
+    pub(crate) fn new(kind: Kind, faults: Vec<Fault>) -> Self {
         Self::of(kind, faults, SPEED, 2)
     }
 
     /// So many machines, at a cloud whose clock runs so fast.
-    pub(super) fn of(kind: Kind, faults: Vec<Fault>, speed: u32, count: u32) -> Self {
+    pub(crate) fn of(kind: Kind, faults: Vec<Fault>, speed: u32, count: u32) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -112,15 +112,15 @@ impl Desk {
         desk
     }
 
-    pub(super) fn write(&self, topology: &str) {
+    pub(crate) fn write(&self, topology: &str) {
         self.file("topology.toml", topology);
     }
 
-    pub(super) fn file(&self, name: &str, text: &str) {
+    pub(crate) fn file(&self, name: &str, text: &str) {
         std::fs::write(self.dir.path().join(name), text).expect("written");
     }
 
-    pub(super) fn topology(&self, count: u32) -> String {
+    pub(crate) fn topology(&self, count: u32) -> String {
         let Words {
             provider,
             offer,
@@ -156,7 +156,7 @@ listen = "127.0.0.1:0"
     }
 
     /// A file for its owner only.
-    pub(super) fn secret(&self, name: &str, text: &str) {
+    pub(crate) fn secret(&self, name: &str, text: &str) {
         use std::os::unix::fs::PermissionsExt as _;
         self.file(name, text);
         let mode = std::fs::Permissions::from_mode(0o600);
@@ -164,22 +164,22 @@ listen = "127.0.0.1:0"
     }
 
     /// The topology with one text in the place of another, which must be there.
-    pub(super) fn edit(&self, from: &str, to: &str) {
+    pub(crate) fn edit(&self, from: &str, to: &str) {
         let path = self.dir.path().join("topology.toml");
         let before = std::fs::read_to_string(&path).expect("readable");
         assert!(before.contains(from), "no `{from}` in the topology");
         std::fs::write(path, before.replace(from, to)).expect("written");
     }
 
-    pub(super) fn path(&self, path: &str) -> std::path::PathBuf {
+    pub(crate) fn path(&self, path: &str) -> std::path::PathBuf {
         self.dir.path().join(path)
     }
 
-    pub(super) fn remove_topology(&self) {
+    pub(crate) fn remove_topology(&self) {
         std::fs::remove_file(self.dir.path().join("topology.toml")).expect("removed");
     }
 
-    pub(super) fn command(&self, line: &str) -> Command {
+    pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stageline"));
         command
             .args(line.split_ascii_whitespace())
@@ -196,12 +196,12 @@ listen = "127.0.0.1:0"
         command
     }
 
-    pub(super) fn run(&self, line: &str) -> Ran {
+    pub(crate) fn run(&self, line: &str) -> Ran {
         finish(self.command(line).spawn().expect("the binary is there"))
     }
 
     /// The same with another key, or with none.
-    pub(super) fn run_with(&self, key: Option<&str>, line: &str) -> Ran {
+    pub(crate) fn run_with(&self, key: Option<&str>, line: &str) -> Ran {
         let mut command = self.command(line);
         match key {
             Some(key) => command.env(words(self.kind).key, key),
@@ -211,7 +211,7 @@ listen = "127.0.0.1:0"
     }
 
     /// The machines that are there, by id.
-    pub(super) fn there(&self) -> Vec<String> {
+    pub(crate) fn there(&self) -> Vec<String> {
         let now = self.cloud.world.clock.now();
         let inner = self.cloud.world.lock();
         let there = inner
@@ -224,7 +224,7 @@ listen = "127.0.0.1:0"
     }
 
     /// The machines that the state holds, by id; one that is unresolved is `none`.
-    pub(super) fn held(&self) -> Vec<String> {
+    pub(crate) fn held(&self) -> Vec<String> {
         let ran = self.run("leases --json");
         assert_eq!(ran.code, Some(0), "{}", ran.text);
         let start = ran.text.find('[').expect("a list");
@@ -244,7 +244,7 @@ listen = "127.0.0.1:0"
         held
     }
 
-    pub(super) fn agrees(&self, count: usize) {
+    pub(crate) fn agrees(&self, count: usize) {
         let (held, there) = (self.held(), self.there());
         assert_eq!(held, there, "recorded, and there");
         assert_eq!(there.len(), count);
@@ -259,21 +259,21 @@ impl Drop for Desk {
 
 impl Ran {
     #[track_caller]
-    pub(super) fn exits(&self, code: i32) -> &Self {
+    pub(crate) fn exits(&self, code: i32) -> &Self {
         assert_eq!(self.code, Some(code), "{}", self.text);
         assert!(!self.text.contains("panicked"), "{}", self.text);
         self
     }
 
     #[track_caller]
-    pub(super) fn says(&self, words: &str) -> &Self {
+    pub(crate) fn says(&self, words: &str) -> &Self {
         assert!(self.text.contains(words), "no `{words}` in {}", self.text);
         self
     }
 }
 
 /// Waits for a child and takes what it printed.
-pub(super) fn finish(mut child: Child) -> Ran {
+pub(crate) fn finish(mut child: Child) -> Ran {
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let out = std::thread::spawn(|| drain(out));
     let err = std::thread::spawn(|| drain(err));
