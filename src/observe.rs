@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream;
-use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
+use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
 use stageline_core::offer::{Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, DISK, FailureClass, LeaseReceipt, Spec};
 use stageline_core::state::{
-    Billed, Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen, State, Stray,
+    Billed, LookAlike, Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen,
+    State, Stray,
 };
 use stageline_core::unit::Bytes;
 
@@ -53,7 +54,7 @@ pub async fn look(
         let seen = seen(listing, held, young);
         observed.leases.insert(lease.clone(), seen);
     }
-    observed.strays = strays(state, &listings);
+    (observed.strays, observed.look_alikes) = strangers(state, &listings);
     if let Some(machines) = machines {
         observed.agents = ask_agents(state, &observed, machines, clock).await;
     }
@@ -87,8 +88,8 @@ async fn list(state: &State, providers: &Providers) -> Listings {
     futures::future::join_all(asked).await.into_iter().collect()
 }
 
-/// Machines whose names are like those of ours, and that no lease and no open try stands for.
-fn strays(state: &State, listings: &Listings) -> Vec<Stray> {
+/// Machines whose names are ours, or like ours, and that no lease and no open try stands for.
+fn strangers(state: &State, listings: &Listings) -> (Vec<Stray>, Vec<LookAlike>) {
     let mut ids = BTreeSet::new();
     let mut keys = BTreeSet::new();
     for (address, recorded) in state.existing() {
@@ -103,33 +104,44 @@ fn strays(state: &State, listings: &Listings) -> Vec<Stray> {
                 .map(|open| &open.launch.request_key),
         );
     }
-    let mark = state
-        .genesis
-        .as_ref()
-        .map(|it| RequestKey::mark(&it.lineage));
-    let mut strays: Vec<Stray> = Vec::new();
+    let lineage = state.genesis.as_ref().map(|it| &it.lineage);
+    let (mut strays, mut look_alikes) = (Vec::new(), Vec::new());
     for ((provider, _), listed) in listings {
         let machines = listed.iter().flat_map(|listed| listed.machines.values());
         for machine in machines {
-            let Some(key) = &machine.request_key else {
-                continue;
-            };
-            let known = ids.contains(&machine.id) || keys.contains(key);
-            if known || state.disowned.contains_key(&machine.id) {
+            if ids.contains(&machine.id) || state.disowned.contains_key(&machine.id) {
                 continue;
             }
-            strays.push(Stray {
-                provider: provider.clone(),
-                machine: machine.id.clone(),
-                key: key.clone(),
-                price_per_hour: machine.price_per_hour,
-                own: mark
-                    .as_ref()
-                    .is_some_and(|mark| key.as_str().starts_with(mark)),
-            });
+            match &machine.request_key {
+                None => look_alikes.extend(look_alike(provider, machine, lineage)),
+                Some(key) if keys.contains(key) => {}
+                Some(key) => strays.push(Stray {
+                    provider: provider.clone(),
+                    machine: machine.id.clone(),
+                    key: key.clone(),
+                    price_per_hour: machine.price_per_hour,
+                    own: lineage.is_some_and(|lineage| key.is_of(lineage)),
+                }),
+            }
         }
     }
-    strays
+    (strays, look_alikes)
+}
+
+/// A machine that carries no key, where its name looks like one.
+fn look_alike<'a>(
+    provider: &Name,
+    machine: &Machine,
+    lineages: impl IntoIterator<Item = &'a Lineage>,
+) -> Option<LookAlike> {
+    let name = machine.name.as_ref()?;
+    let like = machine.request_key.is_none() && name.resembles_key(lineages);
+    like.then(|| LookAlike {
+        provider: provider.clone(),
+        machine: machine.id.clone(),
+        name: name.clone(),
+        price_per_hour: machine.price_per_hour,
+    })
 }
 
 async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<Listed, Cause> {

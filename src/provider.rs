@@ -23,6 +23,7 @@ use secrecy::{SecretBox, SecretString};
 use stageline_core::id::{
     Attempt, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
 };
+use stageline_core::label::Label;
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, LeaseLimits, Outcome};
 use stageline_core::topology::{AgentSource, AgentWay};
@@ -184,6 +185,7 @@ impl CreateRequest {
         Machine {
             id,
             request_key: Some(self.request_key.clone()),
+            name: Label::new(self.request_key.as_str()),
             status: MachineStatus::Pending(Phase::new(phase)),
             price_per_hour: self.quote.price_per_hour,
             facts: self.quote.facts.clone(),
@@ -243,6 +245,8 @@ pub struct Machine {
     pub id: MachineId,
     /// The name or label, when it is one of our keys.
     pub request_key: Option<RequestKey>,
+    /// What it is called there, whoever called it so; none where machines have no name.
+    pub name: Option<Label>,
     /// Where it is in its life.
     pub status: MachineStatus,
     /// What it costs.

@@ -190,6 +190,14 @@ fn several<'a>(
 }
 
 fn missing(name: &str, survey: &Survey) -> Failure {
+    let mut alike = survey.found.look_alikes.iter();
+    if let Some(one) = alike.find(|one| one.machine.as_str() == name) {
+        return Failure::user(format!(
+            "machine {name} is named \"{}\", which only looks like a name of ours: it is not ours and is never touched",
+            one.name
+        ))
+        .hint(format!("if nobody needs it, end it at provider `{}`", one.provider));
+    }
     let message = format!("no orphan {name} was found");
     if survey.is_blind() {
         return Failure::new(

@@ -2,15 +2,16 @@
 //!
 //! Providers are asked first and states are read afterwards: each create is on record before it goes out, so that a machine
 //! that was listed and is in none of them is nobody's. A provider that cannot be seen has an entry that says so. A machine
-//! whose name only resembles a request key is counted and never shown.
+//! whose name only resembles a request key is no orphan: it is told apart, and nothing here ends it or takes it.
 
 use std::sync::Arc;
 
-use stageline_core::id::{Address, LeaseId, MachineId, Name};
+use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name};
 use stageline_core::resource::{Account, Receipt};
-use stageline_core::state::State;
+use stageline_core::state::{LookAlike, State};
 use stageline_core::unit::{MicroDollars, Timestamp};
 
+use super::look_alike;
 use crate::ambient::Clock;
 use crate::provider::{Blind, Machine, Provider, Providers};
 
@@ -43,6 +44,14 @@ pub struct Known<'a> {
     pub beside: &'a [(String, State)],
     /// Leases that the topology declares.
     pub declared: Vec<LeaseId>,
+}
+
+impl Known<'_> {
+    fn lineages(&self) -> impl Iterator<Item = &Lineage> {
+        let beside = self.beside.iter().map(|(_, state)| state);
+        let geneses = std::iter::once(self.own).chain(beside);
+        geneses.filter_map(|state| state.genesis.as_ref().map(|it| &it.lineage))
+    }
 }
 
 /// Whose machine it may be.
@@ -105,6 +114,8 @@ pub struct Found {
     pub recorded: usize,
     /// How many machines of these accounts carry no mark of ours.
     pub others: usize,
+    /// Those of the others whose names look like ours.
+    pub look_alikes: Vec<LookAlike>,
 }
 
 /// Asks every provider for all machines of its account.
@@ -140,7 +151,11 @@ pub fn tell(listings: &[Listing], known: &Known<'_>) -> Found {
             }
             seen.push(one);
             match judge(machine, listing.provider.kind(), known) {
-                Judged::NotOurs => found.others += 1,
+                Judged::NotOurs => {
+                    found.others += 1;
+                    let alike = look_alike(&listing.name, machine, known.lineages());
+                    found.look_alikes.extend(alike);
+                }
                 Judged::Recorded => found.recorded += 1,
                 Judged::Orphan(whose, lease) => found.orphans.push(Orphan {
                     provider: listing.name.clone(),

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stageline_core::id::{Fingerprint, LeaseId, MachineId, Name};
+use stageline_core::label::Label;
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::topology::{AgentSource, AgentWay, Claims, OFFER_FIELD, Programs};
@@ -299,6 +300,7 @@ impl CommandProvider {
         Machine {
             id: listed.id,
             request_key,
+            name: listed.name,
             status,
             price_per_hour: listed.price_per_hour.unwrap_or(price),
             facts: record.map_or_else(Facts::default, |record| self.claimed(&record.offer)),
@@ -319,6 +321,7 @@ impl CommandProvider {
         Machine {
             id: record.id(),
             request_key: Some(record.request_key.clone()),
+            name: Label::new(record.request_key.as_str()),
             status,
             price_per_hour: record.price_per_hour,
             facts: self.claimed(&record.offer),

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stageline_core::id::{Fingerprint, MachineId, Name, RequestKey};
+use stageline_core::label::Label;
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::unit::{Bytes, MicroDollars};
@@ -236,6 +237,7 @@ impl Inner {
         Ok(Some(Machine {
             id: key.as_str().parse().expect("a key is printable and short"),
             request_key: Some(key.clone()),
+            name: Label::new(key.as_str()),
             status,
             price_per_hour: record
                 .as_ref()

@@ -19,6 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use secrecy::ExposeSecret as _;
 use stageline_core::id::{EndpointKey, MachineId, Name, RequestKey};
+use stageline_core::label::Label;
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::unit::{Bytes, MicroDollars};
@@ -102,6 +103,7 @@ impl SimProvider {
         Some(Machine {
             id: sim.id.clone(),
             request_key,
+            name: Label::new(&sim.label),
             status: sim.status(now)?,
             price_per_hour: sim.price(now),
             facts: sim.claimed.clone(),

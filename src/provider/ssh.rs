@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stageline_core::id::{MachineId, Name, RequestKey};
+use stageline_core::label::Label;
 use stageline_core::offer::{Facts, NOTE, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::topology::{AgentWay, Claims, OFFER_FIELD};
@@ -199,6 +200,7 @@ impl SshProvider {
         Machine {
             id: machine_of(desk.host.place(), key),
             request_key: Some(key.clone()),
+            name: Label::new(key.as_str()),
             status,
             price_per_hour: desk.of.price_per_hour,
             facts,
@@ -293,6 +295,7 @@ impl SshProvider {
         Machine {
             id: machine_of(desk.host.place(), &request.request_key),
             request_key: Some(request.request_key.clone()),
+            name: Label::new(request.request_key.as_str()),
             status: MachineStatus::Running,
             price_per_hour: desk.of.price_per_hour,
             facts: request.quote.facts.clone(),

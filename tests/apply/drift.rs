@@ -168,10 +168,13 @@ fn machines_that_only_look_like_ours_are_shown_and_never_touched() {
         format!("{label}-copy"),
         label[..label.len() - 2].to_owned(),
         label.replace("sl-", "sl_"),
-        "sl-".to_owned(),
     ];
-    let planted: BTreeSet<MachineId> = names
+    let strangers = ["sl-", "sl-20261130-trainer", "web-1", ""];
+    let all = names
         .iter()
+        .map(String::as_str)
+        .chain(strangers.iter().copied());
+    let planted: Vec<MachineId> = all
         .map(|name| world.sim.plant(&here(), name, MicroDollars(7)))
         .collect();
     for plan in plans(&world, TWO) {
@@ -182,12 +185,21 @@ fn machines_that_only_look_like_ours_are_shown_and_never_touched() {
             notes.contains("left alone") && notes.contains(&names[0]),
             "{notes}"
         );
+        assert!(notes.contains("never touched"), "{notes}");
+        for (id, name) in planted.iter().zip(&names).skip(1) {
+            let told = format!("{id} (\"{name}\", $0.000007/h)");
+            assert!(notes.contains(&told), "no {told} in {notes}");
+        }
+        for stranger in &planted[names.len()..] {
+            let told = notes.contains(&format!("{stranger} "));
+            assert!(!told, "{stranger} in {notes}");
+        }
     }
     world.clock.advance(HOUR);
     world.apply(TWO);
     world.check_gone(&world.destroy());
     let left: BTreeSet<MachineId> = world.sim.alive().into_iter().map(|m| m.id).collect();
-    assert_eq!(left, planted);
+    assert_eq!(left, planted.iter().cloned().collect());
     let asked = world.sim.calls();
     let mut released = asked.iter().filter(|call| call.verb == Verb::Release);
     assert!(released.all(|call| !planted.contains(&call.subject.parse().expect("an id"))));

@@ -223,6 +223,20 @@ listen = "127.0.0.1:0"
         there
     }
 
+    /// The name of a machine, after somebody changed it or left it; tags go with it.
+    pub(crate) fn name(&self, machine: &str, change: impl FnOnce(&mut String)) -> String {
+        let mut inner = self.cloud.world.lock();
+        let mut machines = inner.machines.values_mut();
+        let machine = machines.find(|one| self.kind.id(one.id) == machine);
+        let machine = machine.expect("it is there");
+        let before = machine.label.clone();
+        change(&mut machine.label);
+        if machine.label != before {
+            machine.more["tags"] = serde_json::Value::Null;
+        }
+        machine.label.clone()
+    }
+
     /// The machines that the state holds, by id; one that is unresolved is `none`.
     pub(crate) fn held(&self) -> Vec<String> {
         let ran = self.run("leases --json");

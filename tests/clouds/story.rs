@@ -2,7 +2,7 @@
 
 use stageline::sim::{Fault, Kind};
 
-use super::desk::Desk;
+use super::desk::{Desk, SPEED};
 
 #[test]
 fn two_machines_are_rented_asked_and_ended() {
@@ -155,4 +155,44 @@ fn a_setup_is_run_on_machines_of_clouds_and_one_that_fails_is_shown_and_paid_for
         desk.run("destroy --auto-approve").exits(0);
         desk.agrees(0);
     }
+}
+
+/// Somebody copies the name of a machine of ours, or what is left of it.
+#[test]
+fn a_machine_that_only_looks_like_ours_is_shown_and_never_touched() {
+    look_alike(Kind::Vastai);
+    look_alike(Kind::Runpod);
+    look_alike(Kind::Lambda);
+}
+
+fn look_alike(kind: Kind) {
+    let desk = Desk::of(kind, vec![], SPEED, 1);
+    desk.run("apply --auto-approve").exits(0);
+    let ours = desk.there();
+    desk.run("apply --auto-approve --state elsewhere").exits(0);
+    let mut there = desk.there();
+    there.retain(|machine| !ours.contains(machine));
+    let [other] = there.as_slice() else {
+        panic!("one machine of each state: {there:?}");
+    };
+    let name = desk.name(&ours[0], |_| {});
+    desk.name(other, |named| *named = format!("{name}\u{1b}[2J-copy"));
+    let told = format!("{other} (\"{name}\\u{{1b}}[2J-copy\", $");
+    for plan in ["plan", "plan --refresh-only", "destroy --auto-approve"] {
+        let ran = desk.run(plan);
+        ran.exits(0).says(&told).says("never touched");
+        assert!(!ran.text.contains('\u{1b}'), "{}", ran.text);
+        let orphans = desk.run("orphans --json");
+        orphans.exits(0).says("end it at the provider").says(other);
+    }
+    for verb in ["--release", "--adopt"] {
+        let ran = desk.run(&format!("orphans {verb} {other}"));
+        assert_ne!(ran.code, Some(0), "{}", ran.text);
+        ran.says("it is not ours and is never touched");
+    }
+    assert_eq!(desk.there(), there);
+    // Whoever made it knows it by its id.
+    let ran = desk.run("destroy --auto-approve --state elsewhere");
+    ran.exits(0).says("0 left at providers");
+    assert!(desk.there().is_empty());
 }

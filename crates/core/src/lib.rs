@@ -9,6 +9,7 @@ pub mod event;
 pub mod graph;
 pub mod id;
 pub mod journal;
+pub mod label;
 pub mod model;
 pub mod offer;
 pub mod plan;

@@ -22,7 +22,7 @@ pub use bad::{BAD_FOR, BAD_MAX, BadHost};
 pub use fold::FoldError;
 pub use lapse::{Lapse, Limit};
 pub use ledger::{Billed, Ledger, LedgerClock, Spent};
-pub use observed::{Observed, ObservedAgent, ObservedLease, ObservedStage, Seen, Stray};
+pub use observed::{LookAlike, Observed, ObservedAgent, ObservedLease, ObservedStage, Seen, Stray};
 pub use surgery::{Edit, Imported, LeaseRange, Surgery, SurgeryError};
 
 use crate::id::{

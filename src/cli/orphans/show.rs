@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 use stageline_core::id::{Attempt, Generation, LeaseId, MachineId, Name, RequestKey};
+use stageline_core::state::LookAlike;
 use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::super::Failure;
@@ -16,13 +17,16 @@ const ONLY_FROM_HERE: &str = "it lists only machines that were made from here, s
 
 /// The whole answer.
 #[derive(Serialize)]
-struct Document {
+struct Document<'a> {
     asked: Vec<Asked>,
     orphans: Vec<Line>,
     /// Machines of these accounts that a state records.
     recorded: usize,
     /// Machines of these accounts without a mark of ours.
     others: usize,
+    /// Those of the others whose names look like ours. Nothing here touches them.
+    #[serde(skip_serializing_if = "<[LookAlike]>::is_empty")]
+    look_alikes: &'a [LookAlike],
 }
 
 /// A provider that was asked.
@@ -72,6 +76,7 @@ pub(super) fn tell(
             orphans: orphans.iter().map(|one| line(one, now)).collect(),
             recorded: survey.found.recorded,
             others: survey.found.others,
+            look_alikes: &survey.found.look_alikes,
         })?;
     } else {
         let text: String = orphans.iter().map(|one| paragraph(one, now)).collect();
@@ -92,6 +97,13 @@ pub(super) fn tell(
                 listing.name, blind.cause.message
             ));
         }
+    }
+    for one in &survey.found.look_alikes {
+        console.line(&format!(
+            "machine {} at provider `{}`, {}/h, is named \"{}\", which looks like a name of ours and is none: it is not ours and \
+             is never touched; if nobody needs it, end it at the provider",
+            one.machine, one.provider, one.price_per_hour, one.name
+        ));
     }
     if orphans.is_empty() && survey.found.orphans.is_empty() {
         console.say(&format!("no orphan was found: {}", who_was_asked(survey)));

@@ -159,35 +159,48 @@ async fn without_a_state_every_mark_is_of_an_unknown_lineage() {
 }
 
 #[tokio::test]
-async fn look_alikes_are_counted_and_never_shown() {
+async fn look_alikes_are_no_orphans_and_told_apart_from_strangers() {
     let scene = Scene::new(FaultTable::none());
     let real = key(OURS, "lease.gpu[0]", 1);
     let held = scene.plant(real.as_str());
     let text = real.as_str();
+    let mut like = Vec::new();
     for label in [
         text.to_uppercase(),
         format!("my-{text}"),
         format!("{text}-2"),
         text[..text.len() - 2].to_owned(),
-        "sl-worker".to_owned(),
-        String::new(),
+        key(THEIRS, "lease.gpu[1]", 1).to_string() + " (2)",
+        // Of nobody that is known here, and with our mark at the beginning.
+        key(NOBODYS, "lease.gpu[1]", 1).to_string() + "-2",
     ] {
-        scene.plant(&label);
+        like.push((scene.plant(&label), label));
     }
-    let found = scene.look(&with(OURS, &held), &[]).await;
-    assert_eq!(
-        (found.orphans.len(), found.recorded, found.others),
-        (0, 1, 6)
-    );
+    like.sort();
+    let nobodys = key(NOBODYS, "lease.gpu[1]", 1);
+    for label in ["sl-worker", "", &format!("my-{nobodys}")] {
+        scene.plant(label);
+    }
+    let beside = [("other".to_owned(), state(THEIRS))];
+    let look = async || {
+        let found = scene.look(&with(OURS, &held), &beside).await;
+        assert_eq!(
+            (found.orphans.len(), found.recorded, found.others),
+            (0, 1, 9)
+        );
+        let told = found.look_alikes.into_iter();
+        let mut told: Vec<_> = told
+            .map(|one| (one.machine, one.name.to_string()))
+            .collect();
+        told.sort();
+        assert_eq!(told, like);
+    };
+    look().await;
     // Somebody renamed ours: by its id it is recorded all the same.
-    scene
-        .world
-        .alter(&held, |machine, _| machine.label = "mine".to_owned());
-    let found = scene.look(&with(OURS, &held), &[]).await;
-    assert_eq!(
-        (found.orphans.len(), found.recorded, found.others),
-        (0, 1, 6)
-    );
+    scene.world.alter(&held, |machine, _| {
+        machine.label = format!("{real}-renamed");
+    });
+    look().await;
 }
 
 #[tokio::test]

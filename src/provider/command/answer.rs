@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use stageline_core::id::{MachineId, RequestKey};
+use stageline_core::label::Label;
 use stageline_core::offer::{Facts, Gpu};
 use stageline_core::unit::{Bytes, MicroDollars};
 
@@ -34,6 +35,7 @@ pub(super) struct Acquired {
 pub(super) struct Listed {
     pub id: MachineId,
     pub request_key: Option<RequestKey>,
+    pub name: Option<Label>,
     pub status: MachineStatus,
     pub price_per_hour: Option<MicroDollars>,
     pub direct: Vec<SocketAddr>,
@@ -187,6 +189,7 @@ fn listed_one(value: &Value) -> Result<Listed, String> {
     Ok(Listed {
         id,
         request_key,
+        name: name.and_then(Label::new),
         status,
         price_per_hour,
         direct: addresses(object)?,

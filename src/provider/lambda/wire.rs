@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 use stageline_core::id::{MachineId, RequestKey};
+use stageline_core::label::Label;
 use stageline_core::resource::{Contact, FailureClass};
 use stageline_core::unit::MicroDollars;
 
@@ -210,6 +211,10 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
     Some(Machine {
         id: text(instance, "id")?.parse().ok()?,
         request_key: key(tag(instance, TAG)).or_else(|| key(text(instance, "name"))),
+        name: instance
+            .get("name")
+            .and_then(Value::as_str)
+            .and_then(Label::new),
         status,
         price_per_hour: price(kind).unwrap_or_default(),
         facts: offer::facts(kind, region.as_deref()),

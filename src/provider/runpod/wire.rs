@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 use stageline_core::id::MachineId;
+use stageline_core::label::Label;
 use stageline_core::resource::{Cause, Contact, FailureClass};
 use stageline_core::unit::MicroDollars;
 
@@ -183,12 +184,11 @@ pub(super) fn machine(pod: &Value, relay: Option<&str>) -> Option<Machine> {
             offer::disk_per_hour(facts.disk.0 >> 30)
         }
     };
+    let name = pod.get("name").and_then(Value::as_str);
     Some(Machine {
         id: id(pod)?,
-        request_key: pod
-            .get("name")
-            .and_then(Value::as_str)
-            .and_then(|name| name.parse().ok()),
+        request_key: name.and_then(|name| name.parse().ok()),
+        name: name.and_then(Label::new),
         status,
         price_per_hour: running.saturating_add(disk),
         facts,

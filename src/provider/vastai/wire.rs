@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 use stageline_core::id::MachineId;
+use stageline_core::label::Label;
 use stageline_core::resource::{Contact, FailureClass};
 use stageline_core::unit::Timestamp;
 
@@ -184,6 +185,7 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
     Some(Machine {
         id: id(instance, "id")?.parse().ok()?,
         request_key: label.and_then(|label| label.parse().ok()),
+        name: label.and_then(Label::new),
         status,
         price_per_hour: price.and_then(money).unwrap_or_default(),
         facts: offer::facts(instance),

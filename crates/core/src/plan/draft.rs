@@ -162,6 +162,7 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     drafting.decide(&scope);
     drafting.strays();
     drafting.marked();
+    drafting.look_alikes();
     drafting.renamed();
     let leases = drafting.leases();
     let mut money = limits::money(&drafting.rows, input, &leases);

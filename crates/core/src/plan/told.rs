@@ -11,6 +11,16 @@ use crate::id::{Address, Name};
 /// Machines that nothing records of which a plan tells the names, for each provider.
 const STRAYS_SHOWN: usize = 4;
 
+/// The first few of them, and how many more there are.
+fn some(mut all: Vec<String>) -> String {
+    let rest = all.len().saturating_sub(STRAYS_SHOWN);
+    all.truncate(STRAYS_SHOWN);
+    if rest > 0 {
+        all.push(format!("{rest} more"));
+    }
+    all.join(", ")
+}
+
 impl Drafting<'_> {
     /// Machines that carry a mark like ours and that nothing records: shown, never touched by a plan.
     pub(super) fn marked(&mut self) {
@@ -23,12 +33,7 @@ impl Drafting<'_> {
             let all = by_kind.entry((&stray.provider, stray.own)).or_default();
             all.push(told);
         }
-        for ((provider, own), mut all) in by_kind {
-            let rest = all.len().saturating_sub(STRAYS_SHOWN);
-            all.truncate(STRAYS_SHOWN);
-            if rest > 0 {
-                all.push(format!("{rest} more"));
-            }
+        for ((provider, own), all) in by_kind {
             let what = if own {
                 "with the mark of this state that no lease stands for: `stageline orphans` tells more, and ends them or takes them back"
             } else {
@@ -36,7 +41,26 @@ impl Drafting<'_> {
             };
             self.notes.push(format!(
                 "provider `{provider}` lists machines {what}: {}",
-                all.join(", ")
+                some(all)
+            ));
+        }
+    }
+
+    /// Machines that only look like ours: shown, since whoever pays may take them for ours, and never touched by anything.
+    pub(super) fn look_alikes(&mut self) {
+        let mut by_provider: BTreeMap<&Name, Vec<String>> = BTreeMap::new();
+        for one in &self.input.observed.look_alikes {
+            let told = format!(
+                "{} (\"{}\", {}/h)",
+                one.machine, one.name, one.price_per_hour
+            );
+            by_provider.entry(&one.provider).or_default().push(told);
+        }
+        for (provider, all) in by_provider {
+            self.notes.push(format!(
+                "provider `{provider}` lists machines whose names look like ours and are not: {}. They are not ours and are never \
+                 touched; one that nobody needs is to be ended at the provider",
+                some(all)
             ));
         }
     }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Fingerprint, LeaseId, MachineId, Name, RequestKey, StageId};
+use crate::label::Label;
 use crate::offer::Gpu;
 use crate::resource::Cause;
 use crate::unit::{MicroDollars, Timestamp};
@@ -33,6 +34,9 @@ pub struct Observed {
     /// Machines with our mark that no lease stands for, at the providers that were asked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub strays: Vec<Stray>,
+    /// Machines whose names look like ours and are not, at the providers that were asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub look_alikes: Vec<LookAlike>,
     /// What their agents say. Missing where nobody asked, for want of the identity.
     pub agents: BTreeMap<LeaseId, Seen<ObservedAgent>>,
 }
@@ -68,6 +72,19 @@ pub struct Stray {
     pub price_per_hour: MicroDollars,
     /// Its name is of this state's lineage; else it is another topology's, or only looks like one.
     pub own: bool,
+}
+
+/// A machine whose name looks like one of ours and is no request key. It is not ours, is shown, and is never touched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LookAlike {
+    /// The provider that lists it.
+    pub provider: Name,
+    /// Which.
+    pub machine: MachineId,
+    /// What it is called.
+    pub name: Label,
+    /// What it costs.
+    pub price_per_hour: MicroDollars,
 }
 
 /// What an agent has and does.
