@@ -61,7 +61,7 @@ const WAYS: [Way; 12] = [
     Way::Point(55),
     Way::Call("fsync", 30),
     Way::Call("write", 60),
-    // Requests to providers, and their answers.
+    // Requests to providers, and their answers; machines of this computer are made without.
     Way::Call("writev", 7),
     Way::Call("recvfrom", 8),
     Way::Call("?link,linkat", 14),
