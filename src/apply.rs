@@ -7,6 +7,7 @@
 mod agent_steps;
 mod boot;
 mod bring;
+mod dates;
 mod doubt;
 mod failover;
 mod gang;

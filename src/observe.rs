@@ -2,7 +2,10 @@
 //!
 //! Not knowing is an answer of its own and never the same as absence. Nothing is changed here, nothing is written.
 
+mod dates;
 pub mod orphans;
+
+pub use dates::dates;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

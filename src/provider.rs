@@ -25,7 +25,9 @@ use stageline_core::id::{
 };
 use stageline_core::label::Label;
 use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
-use stageline_core::resource::{Account, Cause, Contact, FailureClass, LeaseLimits, Outcome};
+use stageline_core::resource::{
+    Account, Cause, Contact, Dates, FailureClass, LeaseLimits, Outcome, Told,
+};
 use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
@@ -191,6 +193,8 @@ impl CreateRequest {
             facts: self.quote.facts.clone(),
             contact: Contact::default(),
             created_at: None,
+            ended_at: None,
+            told_at: None,
         }
     }
 }
@@ -257,6 +261,29 @@ pub struct Machine {
     pub contact: Contact,
     /// When it was made, by the provider's clock.
     pub created_at: Option<Timestamp>,
+    /// When it ended and billed no more, by the provider's clock; only where the provider itself says so.
+    pub ended_at: Option<Timestamp>,
+    /// What that clock showed when this was said. Only of a clock that nobody sets: the time since [`Machine::created_at`] is
+    /// what was billed.
+    pub told_at: Option<Timestamp>,
+}
+
+impl Machine {
+    /// From when to when it was billed, as far as its provider says both.
+    pub fn told(&self) -> Option<Told> {
+        let from = self.created_at?;
+        let to = self.ended_at.or(self.told_at)?;
+        Some(Told {
+            machine: self.id.clone(),
+            key: self.request_key.clone(),
+            price_per_hour: self.price_per_hour,
+            dates: Dates {
+                from,
+                to: to.max(from),
+                over: self.ended_at.is_some(),
+            },
+        })
+    }
 }
 
 /// A read that did not yield a trustworthy answer. Never the same as an empty one.
@@ -373,6 +400,15 @@ pub trait Provider: Send + Sync {
     /// # Errors
     /// [`Blind`] when the listing is not complete and trusted.
     async fn list(&self) -> Result<Vec<Machine>, Blind>;
+
+    /// Every machine with its dates, those included that are over and cost nothing any more, for as long as the provider
+    /// tells of them: for the ledger alone. None where it tells no dates.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn dated(&self) -> Result<Option<Vec<Machine>>, Blind> {
+        Ok(None)
+    }
 
     /// One machine; none when the provider knows no such id, which is no proof that it never will.
     ///

@@ -250,6 +250,7 @@ impl<'a> Run<'a> {
         let made = Made {
             spec: Some(spec.clone()),
             receipt: self.at_price_now(act),
+            dated: None,
         };
         let (Spec::Lease(wanted), Some(lease)) = (spec, act.step.address.lease()) else {
             return self.done(act, made).await;
@@ -387,6 +388,7 @@ fn made<T>(result: Result<T, Cause>, make: impl FnOnce(T) -> (Spec, Receipt)) ->
             Outcome::Done(Made {
                 spec: Some(spec),
                 receipt: Some(receipt),
+                dated: None,
             })
         }
         Err(cause) => Outcome::Refused(cause),

@@ -166,6 +166,7 @@ impl<'a> Run<'a> {
         let made = Made {
             spec: Some(self.spec(&act.step.address)?.clone()),
             receipt: Some(Receipt::Lease(Box::new(receipt.clone()))),
+            dated: None,
         };
         self.done(act, made).await?;
         if let Some(cause) = self.gang_broken(lease) {

@@ -14,7 +14,7 @@ use stageline_core::journal::{Launch, Record};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt};
 use stageline_core::state::OpenAttempt;
 
-use super::step::{Act, Made, Run, Stop, lease_of};
+use super::step::{Act, Run, Stop, lease_of};
 use crate::provider::{Machine, MachineStatus, Provider, Traits};
 
 /// A create goes out within this much boot time of its durable start, checked last.
@@ -165,6 +165,23 @@ impl<'a> Run<'a> {
         provider: &Arc<dyn Provider>,
         doubts: &Doubts,
     ) -> Result<(), Stop> {
+        let address = &act.step.address;
+        for attempt in self.close_tries(act, provider, doubts).await? {
+            self.emit(Event::AttemptAbsent {
+                address: address.clone(),
+                attempt,
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes down that the tries at this provider are over, and which these are.
+    pub(super) async fn close_tries(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        doubts: &Doubts,
+    ) -> Result<Vec<Attempt>, Stop> {
         let at = self.effects.clock.now();
         let here = doubts.open.iter().filter(|(_, open)| {
             let launch = &open.launch;
@@ -174,23 +191,17 @@ impl<'a> Run<'a> {
                 .is_ok_and(|other| Arc::ptr_eq(other, provider))
         });
         let closed: Vec<Attempt> = here.map(|(attempt, _)| *attempt).collect();
-        let address = &act.step.address;
         let absent = |attempt: &Attempt| Record::Absent {
-            address: address.clone(),
+            address: act.step.address.clone(),
             generation: act.step.generation,
             attempt: *attempt,
             at,
         };
-        self.journal
-            .append(closed.iter().map(absent).collect())
-            .await?;
-        for attempt in closed {
-            self.emit(Event::AttemptAbsent {
-                address: address.clone(),
-                attempt,
-            });
+        if !closed.is_empty() {
+            let records = closed.iter().map(absent).collect();
+            self.journal.append(records).await?;
         }
-        Ok(())
+        Ok(closed)
     }
 
     /// Records the kept machine, releases the others by id, and closes what is proven.
@@ -230,21 +241,21 @@ impl<'a> Run<'a> {
         let Some(kept) = kept else { return Ok(()) };
         if self.held(lease, act.step.generation).is_none() {
             let receipt = receipt(&launch, kept, self.effects.clock.now());
-            let made = Made {
-                spec: self.spec(address).ok().cloned(),
-                receipt: Some(stageline_core::resource::Receipt::Lease(Box::new(receipt))),
-            };
+            let spec = self.spec(address).ok().cloned();
+            let receipt = stageline_core::resource::Receipt::Lease(Box::new(receipt));
             // Beside the plan: the step itself says when it is done.
             let record = Record::Done {
                 address: address.clone(),
                 generation: act.step.generation,
                 verb: stageline_core::journal::Verb::Acquire,
                 step: None,
-                spec: made.spec.map(Box::new),
-                receipt: made.receipt.map(Box::new),
+                spec: spec.map(Box::new),
+                receipt: Some(Box::new(receipt)),
                 at: self.effects.clock.now(),
             };
-            self.journal.append(vec![record]).await?;
+            let dated = self.dates_of(address, kept);
+            let records = std::iter::once(record).chain(dated).collect();
+            self.journal.append(records).await?;
             let price_per_hour = kept.price_per_hour;
             let agent = self.agent_way(provider.as_ref(), lease, (&launch.offer, &kept.id));
             let (lease, machine) = (lease.clone(), kept.id.clone());
@@ -339,7 +350,9 @@ impl<'a> Run<'a> {
             price_per_hour: Some(extra.price_per_hour),
             at: self.effects.clock.now(),
         };
-        self.journal.append(vec![record]).await?;
+        let dated = self.dates_of(&act.step.address, extra);
+        let records = dated.into_iter().chain([record]).collect();
+        self.journal.append(records).await?;
         let address = act.step.address.clone();
         self.emit(Event::ExtraReleased {
             address,

@@ -228,6 +228,7 @@ impl<'a> Run<'a> {
         let made = Made {
             spec: Some(self.spec(&act.step.address)?.clone()),
             receipt: Some(Receipt::Lease(Box::new(receipt))),
+            dated: self.dates_of(&act.step.address, &machine),
         };
         match self.done(act, made).await {
             Ok(()) => {

@@ -104,8 +104,12 @@ impl Run<'_> {
             match self.find_ours(provider.as_ref(), lease, &lineage).await {
                 Err(error) => trouble = trouble.or_else(|| Some(blind(&error.cause))),
                 Ok(machines) => {
-                    let listed = machines.iter().any(|machine| machine.id == receipt.machine);
-                    if !listed && trouble.is_none() && watched >= quiet {
+                    let mut machines = machines.iter();
+                    let listed = machines.find(|machine| machine.id == receipt.machine);
+                    if let Some(machine) = listed {
+                        self.note_end(machine).await?;
+                    }
+                    if listed.is_none() && trouble.is_none() && watched >= quiet {
                         break;
                     }
                 }

@@ -136,8 +136,10 @@ impl<'a> Run<'a> {
                 Err(cause) => trouble = trouble.or(Some(cause)),
                 Ok(left) => {
                     if left.is_empty() && trouble.is_none() && watched >= quiet {
-                        self.note_extras(act, held, &seen).await?;
-                        return Ok(None);
+                        trouble = self.note_rest(act, (provider, held), &seen).await?;
+                        if trouble.is_none() {
+                            return Ok(None);
+                        }
                     }
                     for machine in &left {
                         self.note_price(act, lease, machine).await?;
@@ -196,13 +198,14 @@ impl<'a> Run<'a> {
             .max(self.unlisted_leaving(lease, provider))
     }
 
-    /// Writes down what a machine is seen to cost, where the ledger cannot know it.
+    /// Writes down what a machine is seen to cost, and when it ended, where the ledger cannot know it.
     async fn note_price(
         &self,
         act: Act<'a>,
         lease: &LeaseId,
         machine: &Machine,
     ) -> Result<(), Stop> {
+        self.note_end(machine).await?;
         let address = Address::Lease(lease.clone());
         let price = machine.price_per_hour;
         let of = self.state(|state| {
@@ -232,6 +235,20 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Writes down what there was beside the machine of the receipt. A cause is why that cannot be told yet.
+    async fn note_rest(
+        &self,
+        act: Act<'a>,
+        (provider, held): (&Arc<dyn Provider>, Option<&LeaseReceipt>),
+        seen: &BTreeMap<MachineId, Machine>,
+    ) -> Result<Option<Cause>, Stop> {
+        let trouble = self.note_tries(act, lease_of(act.step)?, provider).await?;
+        if trouble.is_none() {
+            self.note_extras(act, held, seen).await?;
+        }
+        Ok(trouble)
+    }
+
     /// Writes down machines that were ended beside those that a receipt or an open try stands for: they were billed, too.
     async fn note_extras(
         &self,
@@ -256,14 +273,17 @@ impl<'a> Run<'a> {
             key.is_some_and(|key| !counted.remove(key))
         });
         let at = self.effects.clock.now();
-        let records: Vec<Record> = extra
-            .map(|machine| Record::ExtraReleased {
+        let records = extra.flat_map(|machine| {
+            let released = Record::ExtraReleased {
                 address: act.step.address.clone(),
                 machine: machine.id.clone(),
                 price_per_hour: Some(machine.price_per_hour),
                 at,
-            })
-            .collect();
+            };
+            let dated = self.dates_of(&act.step.address, machine);
+            dated.into_iter().chain([released])
+        });
+        let records: Vec<Record> = records.collect();
         if !records.is_empty() {
             self.journal.append(records).await?;
         }

@@ -84,6 +84,11 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
         }
     }
     drop(running);
+    if !run.halt.is_cancelled()
+        && let Err(error) = run.note_ends().await
+    {
+        board.summary.journal.get_or_insert(error);
+    }
     board.summary(plan)
 }
 

@@ -47,6 +47,8 @@ pub(super) struct Made {
     pub spec: Option<Spec>,
     /// What was made.
     pub receipt: Option<Receipt>,
+    /// What its provider says of it by its own clock.
+    pub dated: Option<Record>,
 }
 
 /// Everything that the arms share.
@@ -185,6 +187,7 @@ impl<'a> Run<'a> {
                 };
                 let mut records: Vec<Record> = self.sighting(act).into_iter().collect();
                 records.push(done);
+                records.extend(made.dated);
                 self.journal.append(records).await?;
                 Ok(())
             }

@@ -40,7 +40,7 @@ impl Leases {
             .chain(state.ended.iter().rev().map(ended))
             .collect();
         let clock = session::clock();
-        let ledger = money::ledger(&state, clock.as_ref(), |_| false);
+        let ledger = money::ledger(&state, clock.as_ref(), |_| false, &[]);
         for line in &mut lines {
             if line.spent.is_none() {
                 line.spent = ledger.leases.get(&line.lease).copied();

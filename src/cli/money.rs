@@ -1,6 +1,7 @@
 //! What leases cost so far, for people: by the ledger of the state, with what is uncertain said.
 
 use stageline_core::id::LeaseId;
+use stageline_core::resource::Told;
 use stageline_core::state::{Ledger, State};
 
 use super::console::Console;
@@ -9,10 +10,16 @@ use crate::ambient::Clock;
 /// Leases that are told one by one; of more only the sum.
 const LEASES_MAX: usize = 10;
 
-/// What everything cost until now. `alive` are leases whose machine was seen just now.
-pub(crate) fn ledger(state: &State, clock: &dyn Clock, alive: impl Fn(&LeaseId) -> bool) -> Ledger {
+/// What everything cost until now. `alive` are leases whose machine was seen just now, and `told` is what providers say by
+/// their own clocks, which counts for more.
+pub(crate) fn ledger(
+    state: &State,
+    clock: &dyn Clock,
+    alive: impl Fn(&LeaseId) -> bool,
+    told: &[Told],
+) -> Ledger {
     let now = state.ledger_now(clock.now(), clock.boot_point().as_ref());
-    state.ledger(now, alive)
+    state.ledger_told(now, alive, told)
 }
 
 /// The sum in one sentence; none when nothing was spent.

@@ -291,7 +291,7 @@ async fn conclude(
     if summary.finished() {
         reachable(state, console)?;
         let alive = |lease: &LeaseId| state.lease(lease).is_some_and(|held| held.ready.is_some());
-        money::tell(&money::ledger(state, clock.as_ref(), alive), console);
+        money::tell(&money::ledger(state, clock.as_ref(), alive, &[]), console);
         return Ok(Exit::Done);
     }
     let (failed, blocked) = (summary.failed.len(), summary.blocked.len());
@@ -325,7 +325,10 @@ pub(crate) async fn proven(
             )
         })
     };
-    money::tell(&money::ledger(state, clock.as_ref(), |_| false), console);
+    money::tell(
+        &money::ledger(state, clock.as_ref(), |_| false, &[]),
+        console,
+    );
     let recorded = |id: &stageline_core::id::MachineId| {
         if state.disowned.contains_key(id) {
             return true;

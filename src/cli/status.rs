@@ -99,15 +99,15 @@ impl Status {
                 return Err(failure);
             }
             let resources = lines(&state, &observed, &agents);
+            let told = observe::dates(&state, &providers).await;
+            let alive = |lease: &LeaseId| observed.leases.get(lease).is_some_and(is_up);
             let healthy = resources.iter().all(|line| line.health == Health::Ok);
             Ok::<_, Failure>(Report {
                 topology: place.name.to_string(),
                 at_work,
                 resources,
                 per_hour: state.committed_per_hour().to_string(),
-                spent: money::ledger(&state, clock.as_ref(), |lease| {
-                    observed.leases.get(lease).is_some_and(is_up)
-                }),
+                spent: money::ledger(&state, clock.as_ref(), alive, &told),
                 healthy,
                 avoided: state.bad_at(clock.now()).cloned().collect(),
             })

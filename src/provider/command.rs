@@ -255,13 +255,19 @@ impl CommandProvider {
         let records = self.records.all()?;
         let mut machines: BTreeMap<MachineId, Machine> = BTreeMap::new();
         let lists = listed.is_some();
-        for listed in listed.unwrap_or_default() {
+        let (over, listed): (Vec<_>, Vec<_>) = listed
+            .unwrap_or_default()
+            .into_iter()
+            .partition(|it| it.over);
+        let is_over = |record: &Record| over.iter().any(|listed| listed.id == record.id());
+        for listed in listed {
             let record = records.iter().find(|record| record.id() == listed.id);
             machines.insert(listed.id.clone(), self.of_list(listed, record));
         }
         for record in records {
             let id = record.id();
-            if machines.contains_key(&id) || (lists && self.is_gone(&record)) {
+            let gone = lists && (is_over(&record) || self.is_gone(&record));
+            if machines.contains_key(&id) || gone {
                 continue;
             }
             machines.insert(id, self.of_record(&record, lists));
@@ -305,7 +311,12 @@ impl CommandProvider {
             price_per_hour: listed.price_per_hour.unwrap_or(price),
             facts: record.map_or_else(Facts::default, |record| self.claimed(&record.offer)),
             contact: self.contact(direct),
-            created_at: record.map(|record| record.created_at),
+            created_at: match listed.dates {
+                Some(dates) => Some(dates.created_at),
+                None => record.map(|record| record.created_at),
+            },
+            ended_at: listed.dates.and_then(|dates| dates.ended_at),
+            told_at: listed.dates.and_then(|dates| dates.now),
         }
     }
 
@@ -327,6 +338,8 @@ impl CommandProvider {
             facts: self.claimed(&record.offer),
             contact: self.contact(record.direct.clone()),
             created_at: Some(record.created_at),
+            ended_at: None,
+            told_at: None,
         }
     }
 
@@ -479,6 +492,22 @@ impl Provider for CommandProvider {
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
         let all = self.all(Duration::ZERO).await;
         all.map_err(|cause| self.blind(cause))
+    }
+
+    async fn dated(&self) -> Result<Option<Vec<Machine>>, Blind> {
+        let told = async {
+            let Some(listed) = self.listed(LOOK_AGE).await? else {
+                return Ok(None);
+            };
+            let records = self.records.all()?;
+            let with_dates = listed.into_iter().filter(|listed| listed.dates.is_some());
+            let told = with_dates.map(|listed| {
+                let record = records.iter().find(|record| record.id() == listed.id);
+                self.of_list(listed, record)
+            });
+            Ok(Some(told.collect()))
+        };
+        told.await.map_err(|cause| self.blind(cause))
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {

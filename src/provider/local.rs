@@ -245,6 +245,8 @@ impl Inner {
             facts: facts.clone(),
             contact,
             created_at: record.map(|record| record.created_at),
+            ended_at: None,
+            told_at: None,
         }))
     }
 

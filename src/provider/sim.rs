@@ -29,7 +29,7 @@ pub use hook::{CallPoint, CrashPoint, Hook, Side};
 pub use world::{AccountSpec, Call, Shape, SimMachine, State, World};
 
 use crate::machine::sim::AgentState;
-use crate::provider::{Blind, CreateRequest, Machine, Provider, Released, Traits};
+use crate::provider::{Blind, CreateRequest, Machine, MachineStatus, Provider, Released, Traits};
 
 /// The adapter of one simulated account.
 #[derive(Clone)]
@@ -37,14 +37,16 @@ pub struct SimProvider {
     world: World,
     name: Name,
     traits: Traits,
+    tells_ends: bool,
 }
 
 impl SimProvider {
-    pub(crate) fn new(world: World, name: Name, traits: Traits) -> Self {
+    pub(crate) fn new(world: World, name: Name, spec: &AccountSpec) -> Self {
         Self {
             world,
             name,
-            traits,
+            traits: spec.traits.clone(),
+            tells_ends: spec.tells_ends.is_some(),
         }
     }
 
@@ -97,9 +99,9 @@ impl SimProvider {
             },
             relay: None,
         };
-        let age = jiff::SignedDuration::try_from(now.saturating_sub(sim.made_at)).ok()?;
-        let made = self.world.clock.now().checked_sub(age).ok()?;
         let off = jiff::SignedDuration::from_secs(sim.clock_off);
+        let by = self.clock();
+        let date = |at: Duration| by.at(at)?.checked_add(off).ok();
         Some(Machine {
             id: sim.id.clone(),
             request_key,
@@ -108,8 +110,50 @@ impl SimProvider {
             price_per_hour: sim.price(now),
             facts: sim.claimed.clone(),
             contact,
-            created_at: made.checked_add(off).ok(),
+            created_at: date(sim.made_at),
+            ended_at: None,
+            told_at: date(now).filter(|_| self.tells_ends),
         })
+    }
+
+    /// The account's clock. One that tells ends has its own; else it is set whenever ours is.
+    fn clock(&self) -> world::Dial {
+        match self.tells_ends {
+            true => self.world.dial,
+            false => world::Dial::of(self.world.clock.as_ref()),
+        }
+    }
+
+    /// A machine that is over, as the account's history has it, which has no lag.
+    fn show_over(&self, sim: &SimMachine, now: Duration) -> Option<Machine> {
+        let end = sim.ends_at.filter(|end| *end <= now)?;
+        let before = SimMachine {
+            ends_at: None,
+            ghost_until: None,
+            ..sim.clone()
+        };
+        let shown = self.show(&before, now.min(end), &[])?;
+        let off = jiff::SignedDuration::from_secs(sim.clock_off);
+        Some(Machine {
+            status: MachineStatus::Dead("it has ended".to_owned()),
+            ended_at: self.clock().at(end)?.checked_add(off).ok(),
+            ..shown
+        })
+    }
+
+    /// What is listed, and what is over and still told of.
+    fn dates(&self, faults: &[Fault]) -> Result<Vec<Machine>, Blind> {
+        let mut all = self.listing("", faults)?;
+        let now = self.world.clock.boottime();
+        let state = self.world.lock();
+        let keeps = state.accounts[&self.name].tells_ends.unwrap_or_default();
+        let own = state.machines.values();
+        let own = own.filter(|sim| sim.account == self.name && sim.known_from <= now);
+        let over = own.filter(|sim| sim.ends_at.is_some_and(|end| now < end + keeps));
+        if !faults.contains(&Fault::OtherAccount) {
+            all.extend(over.filter_map(|sim| self.show_over(sim, now)));
+        }
+        Ok(all)
     }
 
     fn listing(&self, prefix: &str, faults: &[Fault]) -> Result<Vec<Machine>, Blind> {
@@ -451,6 +495,15 @@ impl Provider for SimProvider {
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
         let begun = self.begin(Verb::List, "").await;
         let answer = self.listing("", &begun.faults);
+        self.world.end(begun, answer).await
+    }
+
+    async fn dated(&self) -> Result<Option<Vec<Machine>>, Blind> {
+        if !self.tells_ends {
+            return Ok(None);
+        }
+        let begun = self.begin(Verb::List, "").await;
+        let answer = self.dates(&begun.faults).map(Some);
         self.world.end(begun, answer).await
     }
 

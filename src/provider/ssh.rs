@@ -206,6 +206,8 @@ impl SshProvider {
             facts,
             contact,
             created_at: mark.map(|mark| mark.since),
+            ended_at: None,
+            told_at: None,
         }
     }
 
@@ -301,6 +303,8 @@ impl SshProvider {
             facts: request.quote.facts.clone(),
             contact: Contact::default(),
             created_at: Some(since),
+            ended_at: None,
+            told_at: None,
         }
     }
 

@@ -174,6 +174,7 @@ fn rival(entry: &Entry) -> Option<Rival> {
         | Record::ExtraReleased { .. }
         | Record::Vanished { .. }
         | Record::Seen { .. }
+        | Record::Dated { .. }
         | Record::Lapsed { .. }
         | Record::Unlapsed { .. }
         | Record::Edited { .. }

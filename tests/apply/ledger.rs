@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use stageline::ambient::Clock as _;
 use stageline::core::resource::FailureClass;
 use stageline::core::unit::MicroDollars;
-use stageline::provider::sim::{FaultTable, Verb, When};
+use stageline::provider::sim::{AccountSpec, FaultTable, Verb, When};
 
-use super::world::{Job, PRICE, TWO, Tool, World};
+use super::world::{Job, PRICE, TWO, Tool, World, here, shape};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -57,6 +58,65 @@ fn a_machine_that_vanished_costs_between_last_seen_and_missed() {
     assert!(world.check_ledger().is_uncertain());
     world.check_gone(&world.destroy());
     world.check_ledger();
+}
+
+/// A world whose account tells for so long when machines ended.
+fn telling(span: Duration) -> World {
+    let mut account = AccountSpec::new(vec![shape("a", PRICE)]);
+    account.tells_ends = Some(span);
+    World::with(account)
+}
+
+#[test]
+fn an_end_that_the_account_tells_is_known_to_the_cent_whenever_it_is_asked() {
+    let world = telling(48 * HOUR);
+    world.apply(TWO);
+    world.clock.advance(HOUR);
+    let gone = world.ours()[0].id.clone();
+    world.sim.vanish(&gone);
+    world.clock.advance(2 * HOUR);
+    let spent = world.check_ledger();
+    assert_eq!(spent.to_string(), "$0.40", "one hour and three");
+    world.apply(TWO);
+    assert!(!world.check_ledger().is_uncertain());
+    world.check_gone(&world.destroy());
+    world.check_bill();
+    assert_eq!(world.check_ledger().to_string(), "$0.40");
+}
+
+#[test]
+fn an_end_that_is_not_told_any_more_leaves_two_bounds() {
+    let world = telling(HOUR / 2);
+    world.apply(TWO);
+    world.clock.advance(HOUR);
+    let gone = world.ours()[0].id.clone();
+    world.sim.vanish(&gone);
+    world.clock.advance(2 * HOUR);
+    assert!(world.destroy().summary.finished());
+    let spent = world.state().ledger(world.clock.now(), |_| false).total;
+    let bill = world.sim.bill(&here());
+    assert!(spent.is_uncertain(), "{spent}");
+    assert!(spent.least <= bill && bill <= spent.most, "{bill}, {spent}");
+}
+
+/// What machines cost is by the account's clock; what a try in doubt may cost is by ours, since nothing else has a date.
+#[test]
+fn two_computers_with_other_clocks_know_the_bill_of_an_account_that_tells() {
+    for hours in [-5, 5] {
+        let world = telling(48 * HOUR);
+        world.apply(TWO);
+        world.clock.advance(HOUR);
+        world.clock.elsewhere(hours * 3600);
+        let spent = world.check_ledger();
+        assert_eq!(spent.to_string(), "$0.20", "{hours} h off");
+        world.apply(TWO);
+        world.sim.vanish(&world.ours()[0].id);
+        world.clock.advance(HOUR);
+        assert_eq!(world.check_ledger().to_string(), "$0.30");
+        world.clock.elsewhere(-hours * 3600);
+        world.check_gone(&world.destroy());
+        world.check_bill();
+    }
 }
 
 #[test]

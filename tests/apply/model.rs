@@ -1,7 +1,7 @@
 //! Random stories, harder than those of `random`: besides edits, applies, destroys, faults and kills there are power cuts,
 //! clocks that jump, processes that sleep while another takes over, machines that somebody renames, stops, ends, or makes
 //! beside ours. After each command: no orphan, no phantom that is not shown, caps kept, no create sent twice, and the
-//! ledger is what the account bills.
+//! ledger is what the account bills. Where the account tells when machines began and ended that is so to the cent.
 //!
 //! `STAGELINE_TEST_STORIES=N` tells N of them; `STAGELINE_TEST_SEED=S` begins with S. A story that fails is made shorter: commands
 //! that are not needed for the failure are left out, and what is left is printed as a line for [`CASES`].
@@ -35,6 +35,9 @@ const CEILING: MicroDollars = MicroDollars(300_000);
 /// How long a new machine may be missing from listings.
 const UNLISTED: Duration = Duration::from_secs(30);
 
+/// For how long an account tells of machines that are over, if it does.
+const TOLD: Duration = Duration::from_secs(48 * 3600);
+
 /// Stories that failed once: the seed of the world, and one for each command.
 const CASES: &[(u64, &[u64])] = &[
     // A new machine that somebody ended at once: it is missed when it is too old to be unlisted.
@@ -53,6 +56,8 @@ struct Story<'a> {
     text: String,
     /// By how many seconds the wall clock was set.
     shifted: i64,
+    /// The account says when machines began and ended: the ledger is the bill then, after each command.
+    tells_ends: bool,
     /// What was done, for whoever has to find out.
     told: &'a RefCell<Vec<String>>,
 }
@@ -123,6 +128,9 @@ impl<'a> Story<'a> {
             shape("c", PRICE.times(3)),
         ]);
         account.traits.visibility_delay = UNLISTED;
+        // Every second account tells when machines began and ended.
+        account.tells_ends = seed.is_multiple_of(2).then_some(TOLD);
+        let tells_ends = account.tells_ends.is_some();
         let mut world = World::with(account);
         let disk = Disk::new(Syncs::All);
         world.objects = Arc::new(disk.clone());
@@ -131,6 +139,7 @@ impl<'a> Story<'a> {
             disk,
             text: topology(&mut Draws(seed)),
             shifted: 0,
+            tells_ends,
             told,
         }
     }
@@ -279,7 +288,15 @@ impl<'a> Story<'a> {
             let other = async {
                 world.clock.sleep(Duration::from_secs(1)).await;
                 world.oversleeps.set(None);
-                world.clock.shift_wall(hours * 3600);
+                if self.tells_ends {
+                    // Machines have dates by the account's clock; for a try in doubt there is only that of these two.
+                    world.clock.elsewhere(hours * 3600);
+                    let most = CEILING.times(4).times(hours.unsigned_abs());
+                    let unsure = &world.unsure;
+                    unsure.set(unsure.get().saturating_add(most));
+                } else {
+                    world.clock.shift_wall(hours * 3600);
+                }
                 // Either may be refused; what they leave is looked at.
                 drop(world.command(&tools.1, &second).await);
             };
@@ -318,6 +335,9 @@ impl<'a> Story<'a> {
         world.check_settled(&text, &report);
         world.check_gone(&world.destroy());
         world.check_ledger();
+        if self.tells_ends {
+            world.check_bill();
+        }
         let left = world.sim.alive().len();
         assert_eq!(left, strangers, "what is not ours is not touched");
         let bill = world.sim.bill(&here());

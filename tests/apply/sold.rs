@@ -61,6 +61,10 @@ impl Provider for Sold {
         self.sim.list().await
     }
 
+    async fn dated(&self) -> Result<Option<Vec<Machine>>, Blind> {
+        self.sim.dated().await
+    }
+
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
         self.sim.describe(id).await
     }

@@ -116,6 +116,8 @@ pub(crate) struct World {
     pub shares_disk: Cell<bool>,
     /// How far the ledger may be off: where wall clocks of two computers differ.
     pub unsure: Cell<MicroDollars>,
+    /// The account tells when machines began and ended, so that the ledger is to know it to the cent.
+    tells_ends: bool,
     processes: Cell<u8>,
 }
 
@@ -230,6 +232,7 @@ impl World {
             None => FakeClock::auto(start),
         };
         let sim = sim::World::new(Arc::new(clock.clone()));
+        let tells_ends = account.tells_ends.is_some();
         sim.account(&here(), account);
         Self {
             clock,
@@ -240,6 +243,7 @@ impl World {
             refresh_only: Cell::new(false),
             shares_disk: Cell::new(false),
             unsure: Cell::new(MicroDollars::ZERO),
+            tells_ends,
             processes: Cell::new(0),
         }
     }
@@ -574,8 +578,88 @@ impl World {
         self.check_ledger_of(&self.state(), MicroDollars(slack))
     }
 
+    /// After a destroy that did all that it should nothing is left to be observed: what is recorded is the bill.
+    pub fn check_bill(&self) {
+        let state = self.state();
+        let now = state.ledger_now(self.clock.now(), self.clock.boot_point().as_ref());
+        let spent = state.ledger(now, |_| false).total;
+        let mut ours = self.sim.machines();
+        ours.retain(|machine| machine.lease.is_some());
+        let boottime = self.clock.boottime();
+        let bill: MicroDollars = ours.iter().map(|machine| machine.bill(boottime)).sum();
+        let slack = MicroDollars(2 * ours.len() as u64);
+        let (least, most) = (spent.least, spent.most);
+        assert!(
+            bill <= least.saturating_add(slack) && most <= bill.saturating_add(slack),
+            "billed {bill}, and the ledger says {least} to {most}: {:#?} {ours:#?}",
+            state.charged
+        );
+    }
+
+    /// What `status` says: it looks, and what the account tells counts. Every machine is known to the cent; only a try in doubt
+    /// of which none can be seen yet may have cost something up to its ceiling.
+    fn check_told(&self, state: &State) -> Spent {
+        self.faults(FaultTable::none());
+        let told = self.process(observe::dates(state, &self.providers()));
+        let now = state.ledger_now(self.clock.now(), self.clock.boot_point().as_ref());
+        let spent = state.ledger_told(now, |_| false, &told).total;
+        let boottime = self.clock.boottime();
+        let seen: BTreeSet<&MachineId> = told.iter().map(|told| &told.machine).collect();
+        let seen_keys: BTreeSet<&RequestKey> =
+            told.iter().filter_map(|it| it.key.as_ref()).collect();
+        let open = state.resources.values().flat_map(|r| r.attempts.values());
+        let unseen: Vec<_> = open
+            .filter(|open| open.leaving.is_none() && !seen_keys.contains(&open.launch.request_key))
+            .collect();
+        let (mut known, mut doubted) = (MicroDollars::ZERO, BTreeMap::new());
+        let mut ours = self.sim.machines();
+        ours.retain(|machine| machine.lease.is_some());
+        for machine in &ours {
+            let key = unseen
+                .iter()
+                .find(|open| open.launch.request_key.as_str() == machine.label);
+            if seen.contains(&machine.id) {
+                known = known.saturating_add(machine.bill(boottime));
+            } else if let Some(open) = key {
+                // The ledger counts one for each try.
+                let most = bill_at_most(machine, open.launch.reservation, boottime);
+                let bill = doubted.entry(&machine.label).or_insert(most);
+                *bill = most.max(*bill);
+            } else {
+                let hidden = machine.made_at > boottime || machine.listed_from > boottime;
+                assert!(hidden, "nobody tells of {machine:#?}");
+            }
+        }
+        let width: MicroDollars = unseen
+            .iter()
+            .map(|open| {
+                let since = open.counted_since.unwrap_or(open.at);
+                let millis = now.as_millisecond() - since.as_millisecond();
+                let sum =
+                    u128::from(open.launch.reservation.0) * u128::try_from(millis).unwrap_or(0);
+                MicroDollars(u64::try_from(sum.div_ceil(3_600_000)).expect("few"))
+            })
+            .sum();
+        let slack = MicroDollars(2 * ours.len() as u64);
+        let (least, most) = (spent.least, spent.most);
+        let doubted: MicroDollars = doubted.into_values().sum();
+        let (bill, unsure) = (known.saturating_add(doubted), self.unsure.get());
+        assert!(
+            known <= least.saturating_add(slack)
+                && least <= known.saturating_add(slack)
+                && most <= least.saturating_add(width).saturating_add(slack)
+                && bill <= most.saturating_add(slack).saturating_add(unsure),
+            "billed {known} and {doubted} in doubt, and the ledger says {least} to {most}: {:#?} {told:#?} {ours:#?} {state:#?}",
+            state.ledger_told(now, |_| false, &told).leases
+        );
+        spent
+    }
+
     /// Not less than surely and not more than possibly was billed.
     fn check_ledger_of(&self, state: &State, slack: MicroDollars) -> Spent {
+        if self.tells_ends {
+            return self.check_told(state);
+        }
         let slack = slack.saturating_add(self.unsure.get());
         let now = state.ledger_now(self.clock.now(), self.clock.boot_point().as_ref());
         let spent = state.ledger(now, |_| false).total;
@@ -691,14 +775,19 @@ fn bill_as_known(state: &State, ours: &[SimMachine], now: Duration) -> MicroDoll
             sum = sum.saturating_add(machine.bill(now));
             continue;
         };
-        let mut machine_at_most = machine.clone();
-        for (_, price) in &mut machine_at_most.prices {
-            *price = (*price).min(*most);
-        }
         let bill = doubted.entry(&machine.label).or_default();
-        *bill = (*bill).max(machine_at_most.bill(now));
+        *bill = (*bill).max(bill_at_most(machine, *most, now));
     }
     sum.saturating_add(doubted.into_values().sum())
+}
+
+/// What a machine cost, at most at this price.
+fn bill_at_most(machine: &SimMachine, most: MicroDollars, now: Duration) -> MicroDollars {
+    let mut machine = machine.clone();
+    for (_, price) in &mut machine.prices {
+        *price = (*price).min(most);
+    }
+    machine.bill(now)
 }
 
 /// Every key that a run would look for.

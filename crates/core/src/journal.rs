@@ -15,7 +15,7 @@ use crate::id::{
 };
 use crate::offer::{Place, QuoteId};
 use crate::plan::StepId;
-use crate::resource::{Account, Cause, LeaseLimits, Receipt, Spec};
+use crate::resource::{Account, Cause, Dates, LeaseLimits, Receipt, Spec};
 use crate::state::{Limit, Recorded};
 use crate::tagged::Tagged;
 use crate::unit::{MicroDollars, Millis, Timestamp};
@@ -220,6 +220,20 @@ pub enum Record {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         price_per_hour: Option<MicroDollars>,
         /// When it was seen.
+        #[schemars(with = "String")]
+        at: Timestamp,
+    },
+    /// The provider said from when to when a machine was billed, by its own clock: the ledger counts that.
+    Dated {
+        /// The lease that it was made for.
+        address: Address,
+        /// The machine: held, given up, one too many, or long over.
+        machine: MachineId,
+        /// What it costs, or cost when it ended.
+        price_per_hour: MicroDollars,
+        /// From when to when.
+        dates: Dates,
+        /// When it was said.
         #[schemars(with = "String")]
         at: Timestamp,
     },
@@ -466,6 +480,7 @@ impl Record {
             | Self::ExtraReleased { .. }
             | Self::Vanished { .. }
             | Self::Seen { .. }
+            | Self::Dated { .. }
             | Self::Lapsed { .. }
             | Self::Unlapsed { .. }
             | Self::Edited { .. }
@@ -490,6 +505,7 @@ impl Record {
             | Self::ExtraReleased { address, .. }
             | Self::Vanished { address, .. }
             | Self::Seen { address, .. }
+            | Self::Dated { address, .. }
             | Self::Lapsed { address, .. }
             | Self::Unlapsed { address, .. }
             | Self::Edited { address, .. } => Some(address),

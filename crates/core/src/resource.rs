@@ -3,6 +3,7 @@
 //! A spec is what the plan wants; a receipt is what was made and all that its undoing needs, so that a deleted offer
 //! strands nothing. Both are recorded, so both are versioned by `journal::FORMAT`.
 
+mod dates;
 mod limits;
 mod setup;
 
@@ -21,6 +22,7 @@ use crate::shared::Shared;
 use crate::topology::{AgentSource, Dtype, Layers, Programs, Registry, Requote, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
+pub use dates::{Dates, Told};
 pub use limits::LeaseLimits;
 pub use setup::SetupSpec;
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use bad::{BAD_FOR, BAD_MAX, BadHost};
 pub use fold::FoldError;
 pub use lapse::{Lapse, Limit};
-pub use ledger::{Billed, Ledger, LedgerClock, Spent};
+pub use ledger::{Billed, CHARGED_MAX, Charge, Dated, Ledger, LedgerClock, Spent};
 pub use observed::{LookAlike, Observed, ObservedAgent, ObservedLease, ObservedStage, Seen, Stray};
 pub use surgery::{Edit, Imported, LeaseRange, Surgery, SurgeryError};
 
@@ -56,6 +56,13 @@ pub struct State {
     /// What each lease has cost by machines that are over.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent: BTreeMap<LeaseId, Spent>,
+    /// What was charged for machines whose provider tells dates: at most [`CHARGED_MAX`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub charged: BTreeMap<MachineId, Charge>,
+    /// Machines that ended up to then, by their provider's clock, may have been charged and forgotten.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub forgotten: Option<Timestamp>,
     /// What makes the ledger's times.
     #[serde(default, skip_serializing_if = "is_new")]
     pub clock: LedgerClock,

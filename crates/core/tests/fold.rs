@@ -7,7 +7,7 @@ use stageline_core::id::{
 use stageline_core::journal::{Entry, EntryError, FORMAT, Launch, Record, Verb};
 use stageline_core::offer::{Place, QuoteId};
 use stageline_core::resource::{Cause, FailureClass, LeaseLimits, LeaseReceipt, Receipt};
-use stageline_core::state::{CONSUMED_MAX, ENDED_MAX, Edit, FoldError, Limit, State};
+use stageline_core::state::{Billed, CONSUMED_MAX, ENDED_MAX, Edit, FoldError, Limit, State};
 use stageline_core::unit::{MicroDollars, Millis, Timestamp};
 
 const AT: Timestamp = Timestamp::UNIX_EPOCH;
@@ -509,6 +509,17 @@ fn a_start_says_where_and_one_of_before_is_still_read() {
         assert_eq!(recorded.on().map(ToString::to_string).as_deref(), expected);
         assert!(recorded.exists(), "it may run");
     }
+}
+
+#[test]
+fn dates_are_written_like_this_and_an_account_of_before_has_none() {
+    let dated = r#"{"record":"dated","address":"lease.gpu[0]","machine":"m","price_per_hour":5,"dates":{"from":"2026-01-02T03:04:05Z","to":"2026-01-02T03:04:06Z","over":true},"at":"2026-01-02T05:00:00Z"}"#;
+    let record: Record = serde_json::from_str(dated).expect("a record");
+    assert_eq!(serde_json::to_string(&record).expect("plain data"), dated);
+    let billed = r#"{"before":{"least":0,"most":0},"since":"2026-01-02T03:04:05Z","maybe_since":"2026-01-02T03:04:05Z","seen":"2026-01-02T03:04:06Z"}"#;
+    let account: Billed = serde_json::from_str(billed).expect("an account");
+    assert_eq!(account.dated, None);
+    assert_eq!(serde_json::to_string(&account).expect("plain data"), billed);
 }
 
 #[test]

@@ -59,15 +59,20 @@ pub(super) async fn all(
         let journal = Journal::begin(&store, loaded, begin, writer).await?;
         let (exit, ended) = each(scene, ids, console).await?;
         let records = ended.iter().filter_map(|orphan| {
-            let lease = orphan.lease.clone()?;
-            matches!(orphan.whose, Whose::Own | Whose::GivenUp).then(|| Record::ExtraReleased {
-                address: Address::Lease(lease),
+            let address = Address::Lease(orphan.lease.clone()?);
+            let at = clock.now();
+            let ours = matches!(orphan.whose, Whose::Own | Whose::GivenUp);
+            let told = orphan.machine.told().filter(|_| ours);
+            let dated = told.map(|told| told.record(address.clone(), at));
+            let released = ours.then(|| Record::ExtraReleased {
+                address,
                 machine: orphan.id().clone(),
                 price_per_hour: Some(orphan.machine.price_per_hour),
-                at: clock.now(),
-            })
+                at,
+            });
+            Some(dated.into_iter().chain(released))
         });
-        let records: Vec<Record> = records.collect();
+        let records: Vec<Record> = records.flatten().collect();
         if !records.is_empty() {
             journal.append(records).await?;
         }

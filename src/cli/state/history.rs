@@ -183,6 +183,7 @@ fn told(n: JournalNumber, record: &Record) -> Option<String> {
         | Record::Started { .. }
         | Record::Absent { .. }
         | Record::Seen { .. }
+        | Record::Dated { .. }
         | Record::End { .. } => return None,
     };
     Some(format!("{n}  {text}"))

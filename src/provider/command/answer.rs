@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use stageline_core::id::{MachineId, RequestKey};
 use stageline_core::label::Label;
 use stageline_core::offer::{Facts, Gpu};
-use stageline_core::unit::{Bytes, MicroDollars};
+use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
 use super::record::lease_id;
 use crate::provider::http::{clear, money};
@@ -39,6 +39,18 @@ pub(super) struct Listed {
     pub status: MachineStatus,
     pub price_per_hour: Option<MicroDollars>,
     pub direct: Vec<SocketAddr>,
+    /// By the clock of whoever has the machines: when it was made, when it ended, and what that clock shows now.
+    pub dates: Option<Dates>,
+    /// It is no machine any more, and is told of for its dates alone.
+    pub over: bool,
+}
+
+/// Dates of a machine by one clock, which is not ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dates {
+    pub created_at: Timestamp,
+    pub ended_at: Option<Timestamp>,
+    pub now: Option<Timestamp>,
 }
 
 /// What a machine costs now, and how many there are.
@@ -175,13 +187,16 @@ fn listed_one(value: &Value) -> Result<Listed, String> {
         "pending" => MachineStatus::Pending(Phase::new("it is not up yet")),
         "ending" => MachineStatus::Ending,
         "dead" => MachineStatus::Dead(clear(why, 200)),
+        "ended" => MachineStatus::Dead("it has ended".to_owned()),
         other => {
             let other = clear(other, 40);
             return Err(format!(
-                "`status` must be running, pending, ending or dead and is `{other}`"
+                "`status` must be running, pending, ending, dead or ended and is `{other}`"
             ));
         }
     };
+    let over = text(object, "status")? == Some("ended");
+    let dates = dates(object, over)?;
     let price_per_hour = match object.get("price_per_hour") {
         None | Some(Value::Null) => None,
         Some(price) => Some(dollars(price)?),
@@ -193,7 +208,46 @@ fn listed_one(value: &Value) -> Result<Listed, String> {
         status,
         price_per_hour,
         direct: addresses(object)?,
+        dates,
+        over,
     })
+}
+
+/// Two dates by one clock; one alone would have to be held against ours.
+fn dates(object: &Map<String, Value>, over: bool) -> Result<Option<Dates>, String> {
+    let date = |key: &str| -> Result<Option<Timestamp>, String> {
+        let Some(said) = text(object, key)? else {
+            return Ok(None);
+        };
+        let shown = || {
+            format!(
+                "`{key}` must be a time, such as \"2026-01-02T03:04:05Z\", and is `{}`",
+                clear(said, 40)
+            )
+        };
+        said.parse().map(Some).map_err(|_| shown())
+    };
+    let (created_at, ended_at, now) = (date("created_at")?, date("ended_at")?, date("now")?);
+    let Some(created_at) = created_at else {
+        return match ended_at.is_some() || over {
+            true => Err(
+                "what tells `ended_at` or is ended must tell `created_at`, by the same clock"
+                    .to_owned(),
+            ),
+            false => Ok(None),
+        };
+    };
+    if over && ended_at.is_none() {
+        return Err("what is ended must tell `ended_at`".to_owned());
+    }
+    if ended_at.or(now).is_some_and(|to| to < created_at) {
+        return Err("`ended_at` and `now` must not be before `created_at`".to_owned());
+    }
+    Ok(Some(Dates {
+        created_at,
+        ended_at,
+        now,
+    }))
 }
 
 fn dollars(value: &Value) -> Result<MicroDollars, String> {

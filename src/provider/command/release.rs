@@ -56,7 +56,8 @@ impl CommandProvider {
             None if !self.traits.sees_account => Ok(Released::Unknown),
             None => {
                 let listed = self.listed(Duration::ZERO).await?.unwrap_or_default();
-                let Some(listed) = listed.into_iter().find(|listed| listed.id == *id) else {
+                let mut there = listed.into_iter().filter(|listed| !listed.over);
+                let Some(listed) = there.find(|listed| listed.id == *id) else {
                     return Ok(Released::Unknown);
                 };
                 let name = listed.request_key.map(|key| key.to_string());

@@ -479,3 +479,62 @@ fn answers_of_the_other_programs() {
     assert_eq!(all[0].status, MachineStatus::Dead("gone".to_owned()));
     assert_eq!((all[1].id.as_str(), &all[1].request_key), ("other", &None));
 }
+
+#[tokio::test]
+async fn a_machine_that_has_ended_is_told_of_for_its_dates_alone() {
+    let stand = Stand::with(OK, "", Some("cat listed"), Duration::from_secs(10));
+    let list = stand.dir.path().join("listed");
+    std::fs::write(&list, "[]").expect("written");
+    assert_eq!(stand.provider.dated().await.expect("seen"), Some(vec![]));
+    let made = stand.made().await;
+    let name = made.request_key.expect("a key");
+    let said = format!(
+        r#"[{{"name": "{name}", "status": "ended", "created_at": "2026-01-02T03:04:05Z", "ended_at": "2026-01-02T03:04:15Z"}}]"#
+    );
+    std::fs::write(&list, said).expect("written");
+    assert_eq!(stand.provider.list().await.expect("seen"), [], "it is gone");
+    let dated = stand
+        .provider
+        .dated()
+        .await
+        .expect("seen")
+        .expect("it tells");
+    let told = dated[0].told().expect("dates");
+    assert!(told.dates.over && told.machine == made.id);
+    let span = told.dates.to.duration_since(told.dates.from);
+    assert_eq!(
+        (span.as_secs(), told.price_per_hour),
+        (10, MicroDollars(400_000))
+    );
+    let without = Stand::new(OK, "");
+    without.made().await;
+    assert_eq!(without.provider.dated().await.expect("seen"), None);
+}
+
+#[test]
+fn dates_of_a_list_are_by_one_clock_or_not_at_all() {
+    let one = |dates: &str| listed(&format!(r#"[{{"lease": "m", {dates}}}]"#));
+    let (made, end) = (
+        r#""created_at": "2026-01-02T03:04:05Z""#,
+        r#""ended_at": "2026-01-02T04:04:05+00:00""#,
+    );
+    let all = one(&format!(r#"{made}, {end}, "status": "ended""#)).expect("a list");
+    let dates = all[0].dates.expect("dates");
+    let ended = dates.ended_at.expect("it has ended");
+    assert_eq!(ended.duration_since(dates.created_at).as_secs(), 3600);
+    assert!(all[0].over);
+    let all = one(&format!(r#"{made}, {end}, "status": "dead""#)).expect("a list");
+    assert!(!all[0].over, "it is to be released");
+    let all = one(&format!(r#"{made}, "now": "2026-01-02T03:04:06Z""#)).expect("a list");
+    assert!(all[0].dates.is_some_and(|dates| dates.now.is_some()));
+    for wrong in [
+        end,
+        r#""status": "ended""#,
+        r#""created_at": "yesterday""#,
+        r#""created_at": 5"#,
+        r#""created_at": "2026-01-02T03:04:05Z", "status": "ended""#,
+        r#""created_at": "2026-01-02T03:04:05Z", "ended_at": "2026-01-02T03:04:04Z""#,
+    ] {
+        assert!(one(wrong).is_err(), "{wrong}");
+    }
+}

@@ -220,6 +220,8 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
         facts: offer::facts(kind, region.as_deref()),
         contact,
         created_at: None,
+        ended_at: None,
+        told_at: None,
     })
 }
 

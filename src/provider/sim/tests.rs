@@ -135,6 +135,45 @@ async fn a_machine_boots_is_billed_by_the_millisecond_and_ends() {
     assert_eq!(again, Released::Unknown);
 }
 
+/// However a machine ended: what it cost is the time between two dates of a clock that nobody here sets.
+#[tokio::test(start_paused = true)]
+async fn an_account_that_tells_ends_tells_them_for_a_while_by_its_own_clock() {
+    let silent = Case::new(FaultTable::none());
+    assert_eq!(silent.provider.dated().await.expect("visible"), None);
+    let case = Case::new(FaultTable::none());
+    let world = case.provider.world.clone();
+    let account = AccountSpec {
+        tells_ends: Some(Duration::from_secs(600)),
+        ..world.lock().accounts[&case.provider.name].clone()
+    };
+    let provider = world.account(&case.provider.name, account);
+    let released = done(provider.create(case.request(1)).await).id;
+    let by_hand = done(provider.create(case.request(2)).await).id;
+    let up = done(provider.create(case.request(3)).await).id;
+    case.clock.advance(Duration::from_secs(30));
+    provider.release(&released).await.expect("accepted");
+    case.clock.shift_wall(7200);
+    case.clock.advance(Duration::from_secs(30));
+    world.vanish(&by_hand);
+    case.clock.advance(Duration::from_secs(30));
+    let listed = provider.list().await.expect("visible");
+    assert_eq!(listed.len(), 1, "what is over is no machine: {listed:?}");
+    let dated = provider.dated().await.expect("visible").expect("it tells");
+    for (id, seconds, over) in [
+        (&released, 30, true),
+        (&by_hand, 60, true),
+        (&up, 90, false),
+    ] {
+        let one = dated.iter().find(|machine| machine.id == *id);
+        let told = one.and_then(Machine::told).expect("told of").dates;
+        let span = told.to.duration_since(told.from).as_secs();
+        assert_eq!((span, told.over), (seconds, over), "{id}");
+    }
+    case.clock.advance(Duration::from_secs(600));
+    let dated = provider.dated().await.expect("visible").expect("it tells");
+    assert_eq!(dated.len(), 1, "forgotten: {dated:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn creates_end_as_their_fault_says() {
     enum End {

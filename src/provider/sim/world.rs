@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use stageline_core::id::{EndpointKey, LeaseId, MachineId, Name};
 use stageline_core::offer::{Facts, Quote, QuoteId, Supply};
-use stageline_core::unit::MicroDollars;
+use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::SimProvider;
 use super::fault::{Fault, FaultTable, Verb};
 use super::hook::{CallPoint, Hook, Side};
-use crate::ambient::SharedClock;
+use crate::ambient::{Clock, SharedClock};
 use crate::machine::sim::{AgentState, SimMachines};
 use crate::provider::{MachineStatus, Phase, REFUSED_AFTER, Traits};
 
@@ -45,6 +45,9 @@ pub struct AccountSpec {
     pub faults: FaultTable,
     /// How long every call takes before it has its effect.
     pub latency: Duration,
+    /// It tells dates by a clock of its own, and for how long it tells of machines that are over, however they ended. None is an
+    /// account that forgets them at once.
+    pub tells_ends: Option<Duration>,
 }
 
 impl AccountSpec {
@@ -70,6 +73,7 @@ impl AccountSpec {
             shapes,
             faults: FaultTable::none(),
             latency: Duration::ZERO,
+            tells_ends: None,
         }
     }
 
@@ -293,8 +297,33 @@ impl State {
 #[derive(Clone)]
 pub struct World {
     pub(crate) clock: SharedClock,
+    pub(crate) dial: Dial,
     state: Arc<Mutex<State>>,
     hook: Arc<Mutex<Option<Hook>>>,
+}
+
+/// A clock that nobody sets: from a date on it follows the boot time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dial {
+    wall: Timestamp,
+    boot: Duration,
+}
+
+impl Dial {
+    /// One that shows what the wall clock shows now.
+    pub(crate) fn of(clock: &dyn Clock) -> Self {
+        Self {
+            wall: clock.now(),
+            boot: clock.boottime(),
+        }
+    }
+
+    /// What it shows at that boot time.
+    pub(crate) fn at(&self, at: Duration) -> Option<Timestamp> {
+        let signed = |span: Duration| jiff::SignedDuration::try_from(span).ok();
+        let passed = signed(at)?.checked_sub(signed(self.boot)?)?;
+        self.wall.checked_add(passed).ok()
+    }
 }
 
 /// A call that has begun: which faults it meets.
@@ -312,6 +341,7 @@ impl World {
     /// A world in this condition.
     pub fn with_state(clock: SharedClock, state: State) -> Self {
         Self {
+            dial: Dial::of(clock.as_ref()),
             clock,
             state: Arc::new(Mutex::new(state)),
             hook: Arc::new(Mutex::new(None)),
@@ -329,8 +359,8 @@ impl World {
     /// # Panics
     /// When there is no such account.
     pub fn provider(&self, name: &Name) -> SimProvider {
-        let traits = self.lock().accounts[name].traits.clone();
-        SimProvider::new(self.clone(), name.clone(), traits)
+        let spec = self.lock().accounts[name].clone();
+        SimProvider::new(self.clone(), name.clone(), &spec)
     }
 
     /// Our hands on the machines of all accounts.

@@ -191,6 +191,8 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
         facts: offer::facts(instance),
         contact,
         created_at: number(instance, "start_date").and_then(timestamp),
+        ended_at: None,
+        told_at: None,
     })
 }
 

@@ -8,12 +8,12 @@ use std::collections::btree_map::Entry as Held;
 
 use super::{
     BadHost, CONSUMED_MAX, Consumed, Disowned, ENDED_MAX, EndedLease, Genesis, Lapse, LedgerClock,
-    OpenAttempt, Recorded, Run, Spent, State,
+    OpenAttempt, Recorded, Run, State,
 };
-use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId};
+use crate::id::{Address, Attempt, Epoch, Generation, JournalNumber, LeaseId, Name};
 use crate::journal::{Entry, Record, Verb};
 use crate::offer::Place;
-use crate::resource::Receipt;
+use crate::resource::{Receipt, Told};
 use crate::unit::Timestamp;
 use done::Done;
 
@@ -120,10 +120,7 @@ impl State {
                 Ok(())
             }
             Record::Opened { topology, .. } => {
-                self.closed = None;
-                if let Some(genesis) = &mut self.genesis {
-                    genesis.topology = topology.clone();
-                }
+                self.opened(topology);
                 Ok(())
             }
             Record::HostKey { .. }
@@ -137,9 +134,18 @@ impl State {
             | Record::ExtraReleased { .. }
             | Record::Vanished { .. }
             | Record::Seen { .. }
+            | Record::Dated { .. }
             | Record::Lapsed { .. }
             | Record::Unlapsed { .. }
             | Record::Edited { .. } => self.apply_news(record).map_err(impossible),
+        }
+    }
+
+    /// It goes on here, under this name.
+    fn opened(&mut self, topology: &Name) {
+        self.closed = None;
+        if let Some(genesis) = &mut self.genesis {
+            genesis.topology = topology.clone();
         }
     }
 
@@ -183,6 +189,7 @@ impl State {
             Record::GaveUp { .. } => self.give_up(record),
             Record::ExtraReleased { .. } => self.extra(record),
             Record::Seen { .. } => self.seen(record),
+            Record::Dated { .. } => self.told(record),
             Record::Lapsed { .. } => self.lapses(record),
             Record::Unlapsed { address, .. } => self.unlapsed(address),
             Record::Edited {
@@ -234,10 +241,34 @@ impl State {
         };
         self.disowned.remove(machine);
         let now = self.clock.tick(*at);
+        if self.gone_by_listing(machine, now) {
+            return;
+        }
         let recorded = self.resources.get(address);
         if let (Address::Lease(lease), Some(recorded)) = (address, recorded) {
             let extra = recorded.extra(*price_per_hour, now);
             self.charge(lease, extra);
+        }
+    }
+
+    /// A provider said from when to when a machine was billed.
+    fn told(&mut self, record: &Record) {
+        if let Record::Dated {
+            address,
+            machine,
+            price_per_hour,
+            dates,
+            at,
+        } = record
+        {
+            let told = Told {
+                machine: machine.clone(),
+                key: None,
+                price_per_hour: *price_per_hour,
+                dates: *dates,
+            };
+            let now = self.clock.tick(*at);
+            self.hear(address, &told, now);
         }
     }
 
@@ -338,6 +369,7 @@ impl State {
                     && let Some(spent) = self.spent.remove(from)
                 {
                     self.charge(to, spent);
+                    self.charges_move(from, to);
                 }
             }
             (None, None) => {
@@ -408,9 +440,10 @@ impl State {
             return;
         };
         if let Address::Lease(lease) = address {
-            let spent = open.spent(self.clock.tick(at));
+            let now = self.clock.tick(at);
+            let spent = open.spent(now);
             self.charge(lease, spent);
-            self.left(lease, generation, open, at, spent);
+            self.left(lease, generation, open, (at, now));
         }
     }
 
@@ -420,10 +453,11 @@ impl State {
         lease: &LeaseId,
         generation: Generation,
         open: OpenAttempt,
-        at: Timestamp,
-        spent: Spent,
+        (at, now): (Timestamp, Timestamp),
     ) {
+        let spent = open.spent(now);
         let Some(receipt) = open.leaving else { return };
+        self.remember(lease, &receipt, open.billed, now);
         let why = open.cause.map(|cause| cause.message);
         self.ended(EndedLease {
             lease: lease.clone(),
@@ -535,13 +569,14 @@ impl State {
             return;
         };
         let now = self.clock.tick(at);
-        let spent = recorded.spent(now, false);
-        self.charge(lease, spent);
+        let own = recorded.own_spent(now);
+        self.charge(lease, recorded.spent(now, false));
         for (_, open) in recorded.attempts {
-            let spent = open.spent(now);
-            self.left(lease, generation, open, at, spent);
+            self.left(lease, generation, open, (at, now));
         }
         if let Some(Receipt::Lease(receipt)) = recorded.receipt {
+            self.remember(lease, &receipt, recorded.billed, now);
+            let spent = own.unwrap_or_default();
             let why = self.lapse_of(lease, generation);
             let why = why.unwrap_or_else(|| reason.to_owned());
             self.ended(EndedLease {

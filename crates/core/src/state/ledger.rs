@@ -4,10 +4,15 @@
 //! every sum has two ends: the truth is not below `least` and not above `most`. Each lease has one account that goes on
 //! over all of its machines. Times are *ledger times*: the wall clock of the records, corrected where the boot-time
 //! clock of one computer contradicts it, and never running backwards. It guesses nothing: a machine that nobody saw end
-//! is counted up to when it was last seen, and as a possibility up to when it was missed.
+//! is counted up to when it was last seen, and as a possibility up to when it was missed. Where the provider itself says
+//! when a machine began and ended, that counts instead (`told`), and the two ends of the sum are one.
+
+mod told;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use told::{CHARGED_MAX, Charge, Dated};
 
 use super::{OpenAttempt, Recorded, State};
 use crate::id::{Address, LeaseId};
@@ -49,6 +54,9 @@ pub struct Billed {
     /// When it was seen last.
     #[schemars(with = "String")]
     pub seen: Timestamp,
+    /// What its provider says, by a clock of its own: counts instead of all that, and on from when it was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dated: Option<Dated>,
 }
 
 /// What makes ledger times out of wall-clock times.
@@ -208,14 +216,30 @@ impl Billed {
             since,
             maybe_since,
             seen: since,
+            dated: None,
         }
+    }
+
+    /// The account of a machine of which only the receipt is known.
+    fn plain(receipt: &LeaseReceipt) -> Self {
+        Self::of(receipt, None, &LedgerClock::default())
     }
 
     /// What it cost at that rate, seen last when recorded, and at most until `now`.
     fn spent(&self, rate: MicroDollars, now: Timestamp) -> Spent {
-        self.before.and(Spent {
-            least: over(rate, self.since, self.seen).0,
-            most: over(rate, self.maybe_since, now).1,
+        self.before.and(self.at_rate(rate, self.seen, now))
+    }
+
+    /// What it cost at its last rate: surely until `seen`, and at most until `now`.
+    fn at_rate(&self, rate: MicroDollars, seen: Timestamp, now: Timestamp) -> Spent {
+        let (sure, since, maybe_since) = match self.dated {
+            None => (Spent::default(), self.since, self.maybe_since),
+            Some(dated) if dated.dates.over => return dated.spent(rate),
+            Some(dated) => (dated.spent(rate), dated.at, dated.at),
+        };
+        sure.and(Spent {
+            least: over(rate, since, seen).0,
+            most: over(rate, maybe_since, now).1,
             since: None,
         })
     }
@@ -229,13 +253,10 @@ impl Billed {
             most: over(high, seen, now).1,
             since: None,
         };
-        let sure = Spent {
-            least: over(was, self.since, seen).0,
-            most: over(was, self.maybe_since, seen).1,
-            since: None,
-        };
+        let sure = self.at_rate(was, seen, seen);
         self.before = self.before.and(sure).and(gap);
         (self.since, self.maybe_since, self.seen) = (now, now, now);
+        self.dated = None;
     }
 }
 
@@ -245,8 +266,14 @@ impl Recorded {
         let Some(Receipt::Lease(receipt)) = &self.receipt else {
             return None;
         };
-        let made = || Billed::of(receipt, None, &LedgerClock::default());
-        Some((receipt, self.billed.unwrap_or_else(made)))
+        let billed = self.billed.unwrap_or_else(|| Billed::plain(receipt));
+        Some((receipt, billed))
+    }
+
+    /// What its own machine cost until now.
+    pub(super) fn own_spent(&self, now: Timestamp) -> Option<Spent> {
+        let (receipt, billed) = self.account()?;
+        Some(billed.spent(receipt.price_per_hour, now))
     }
 
     /// What its machine, and every try that is not proven gone, cost until now. `alive` says that the machine was seen
@@ -285,8 +312,7 @@ impl OpenAttempt {
     /// What it may have cost until now: a machine that was given up by its account, any other try at its ceiling.
     pub(super) fn spent(&self, now: Timestamp) -> Spent {
         if let Some(receipt) = &self.leaving {
-            let made = || Billed::of(receipt, None, &LedgerClock::default());
-            let billed = self.billed.unwrap_or_else(made);
+            let billed = self.billed.unwrap_or_else(|| Billed::plain(receipt));
             return billed.spent(receipt.price_per_hour, now);
         }
         let since = self.counted_since.unwrap_or(self.at);

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{
-    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, Lapse, LedgerClock, OpenAttempt,
-    Pending, Recorded, Run, Spent, State, Tried,
+    BadHost, Billed, Charge, Consumed, Dated, Disowned, EndedLease, Genesis, Lapse, LedgerClock,
+    OpenAttempt, Pending, Recorded, Run, Spent, State, Tried,
 };
 use crate::id::{
     Address, Attempt, EndpointKey, Generation, LeaseId, MachineId, Name, PlanId, RequestKey,
@@ -33,6 +33,10 @@ pub(super) struct Written<'a> {
     ended: &'a [EndedLease],
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     spent: &'a BTreeMap<LeaseId, Spent>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    charged: &'a BTreeMap<MachineId, Charge>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forgotten: &'a Option<Timestamp>,
     clock: &'a LedgerClock,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     disowned: &'a BTreeMap<MachineId, Disowned>,
@@ -157,6 +161,8 @@ struct WrittenBilled {
     maybe_since: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seen: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dated: Option<Dated>,
 }
 
 impl WrittenBilled {
@@ -168,6 +174,7 @@ impl WrittenBilled {
                 since: Some(billed.since),
                 maybe_since: Some(billed.maybe_since),
                 seen: Some(billed.seen),
+                dated: billed.dated,
             };
         };
         Self {
@@ -175,6 +182,7 @@ impl WrittenBilled {
             since: Some(billed.since).filter(|since| *since != usual.since),
             maybe_since: Some(billed.maybe_since).filter(|since| *since != usual.maybe_since),
             seen: Some(billed.seen).filter(|seen| *seen != usual.seen),
+            dated: billed.dated,
         }
     }
 }
@@ -193,6 +201,7 @@ fn usual_account(receipt: Option<&Receipt>, tried_since: Option<Timestamp>) -> O
         since: lease.created_at,
         maybe_since,
         seen: lease.created_at,
+        dated: None,
     })
 }
 
@@ -219,6 +228,8 @@ impl State {
             consumed,
             ended,
             spent,
+            charged,
+            forgotten,
             clock,
             disowned,
             host_keys,
@@ -233,6 +244,8 @@ impl State {
             consumed,
             ended,
             spent,
+            charged,
+            forgotten,
             clock,
             disowned,
             host_keys,

@@ -12,13 +12,13 @@ use crate::unit::Millis;
 
 const LINEAGE: Lineage = Lineage([7; 16]);
 /// 3.6 dollars an hour: a milli-dollar a second.
-const RATE: MicroDollars = MicroDollars(3_600_000);
+pub(super) const RATE: MicroDollars = MicroDollars(3_600_000);
 
-fn at(seconds: i64) -> Timestamp {
+pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).expect("a time")
 }
 
-fn lease() -> LeaseId {
+pub(super) fn lease() -> LeaseId {
     "lease.gpu[0]"
         .parse::<Address>()
         .expect("an address")
@@ -28,13 +28,13 @@ fn lease() -> LeaseId {
 }
 
 /// Folds records as one run after the other writes them.
-struct Story {
-    state: State,
+pub(super) struct Story {
+    pub(super) state: State,
     n: u64,
 }
 
 impl Story {
-    fn begun() -> Self {
+    pub(super) fn begun() -> Self {
         let state = State {
             genesis: Some(Genesis {
                 lineage: LINEAGE,
@@ -48,7 +48,7 @@ impl Story {
         story
     }
 
-    fn say(&mut self, records: Vec<Record>) {
+    pub(super) fn say(&mut self, records: Vec<Record>) {
         self.n += 1;
         let begins = matches!(records[0], Record::Begin { .. });
         let epoch = if begins {
@@ -68,7 +68,7 @@ impl Story {
         self.state.apply(&entry).expect("it can follow");
     }
 
-    fn begin(&mut self, seconds: i64, boot: Option<(&str, u64)>) {
+    pub(super) fn begin(&mut self, seconds: i64, boot: Option<(&str, u64)>) {
         self.say(vec![Record::Begin {
             command: "apply".to_owned(),
             plan: None,
@@ -81,7 +81,7 @@ impl Story {
         }]);
     }
 
-    fn started(&mut self, attempt: u32, seconds: i64) {
+    pub(super) fn started(&mut self, attempt: u32, seconds: i64) {
         let address = Address::Lease(lease());
         let (generation, attempt) = (Generation(1), Attempt(attempt));
         self.say(vec![Record::Started {
@@ -106,7 +106,7 @@ impl Story {
         }]);
     }
 
-    fn done(&mut self, verb: Verb, rate: Option<MicroDollars>, seconds: i64) {
+    pub(super) fn done(&mut self, verb: Verb, rate: Option<MicroDollars>, seconds: i64) {
         let address = Address::Lease(lease());
         let (generation, attempt) = (Generation(1), Attempt(1));
         let created_at = match self.state.lease(&lease()) {
@@ -150,7 +150,7 @@ impl Story {
     }
 
     /// Least and most in milli-dollars.
-    fn spent(&self, now: Timestamp, alive: bool) -> (u64, u64) {
+    pub(super) fn spent(&self, now: Timestamp, alive: bool) -> (u64, u64) {
         let total = self.state.ledger(now, |_| alive).total;
         (total.least.0 / 1000, total.most.0.div_ceil(1000))
     }

@@ -8,8 +8,8 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::super::{
-    BadHost, Billed, Consumed, Disowned, EndedLease, Genesis, Lapse, LedgerClock, OpenAttempt,
-    Pending, Recorded, Run, Spent, State, Tried,
+    BadHost, Billed, Charge, Consumed, Dated, Disowned, EndedLease, Genesis, Lapse, LedgerClock,
+    OpenAttempt, Pending, Recorded, Run, Spent, State, Tried,
 };
 use super::usual_account;
 use crate::id::{
@@ -42,6 +42,10 @@ struct Read {
     ended: Vec<EndedLease>,
     #[serde(default)]
     spent: BTreeMap<LeaseId, Spent>,
+    #[serde(default)]
+    charged: BTreeMap<MachineId, Charge>,
+    #[serde(default)]
+    forgotten: Option<Timestamp>,
     #[serde(default)]
     clock: LedgerClock,
     #[serde(default)]
@@ -139,6 +143,8 @@ struct ReadBilled {
     maybe_since: Option<Timestamp>,
     #[serde(default)]
     seen: Option<Timestamp>,
+    #[serde(default)]
+    dated: Option<Dated>,
 }
 
 impl ReadBilled {
@@ -149,6 +155,7 @@ impl ReadBilled {
             since: self.since.unwrap_or(usual.since),
             maybe_since: self.maybe_since.unwrap_or(usual.maybe_since),
             seen: self.seen.unwrap_or(usual.seen),
+            dated: self.dated,
         };
         let whole = || {
             Some(Billed {
@@ -156,6 +163,7 @@ impl ReadBilled {
                 since: self.since?,
                 maybe_since: self.maybe_since?,
                 seen: self.seen?,
+                dated: self.dated,
             })
         };
         usual
@@ -267,6 +275,8 @@ impl Read {
             consumed: self.consumed,
             ended: self.ended,
             spent: self.spent,
+            charged: self.charged,
+            forgotten: self.forgotten,
             clock: self.clock,
             disowned: self.disowned,
             host_keys: self.host_keys,
