@@ -311,7 +311,7 @@ pub(crate) fn heartbeat() -> Option<Duration> {
 }
 
 /// A seam for tests, and nothing in a release build: the process dies at the n-th of these points, as by `kill -9`,
-/// when `STAGELINE_TEST_DIE_AT` is n, is stopped there when `STAGELINE_TEST_STOP_AT` is, and panics when
+/// when `STAGELINE_TEST_DIE_AT` is n, or at the first of this name when it is none, is stopped there when `STAGELINE_TEST_STOP_AT` is, and panics when
 /// `STAGELINE_TEST_PANIC_AT` is. They stand before and after
 /// each durable write and each call to a provider, and between the effects of one call, so that a test can go through
 /// all of them one by one.
@@ -323,7 +323,13 @@ pub fn crash_point(what: &str) {
         use std::io::Write as _;
         use std::sync::LazyLock;
         use std::sync::atomic::{AtomicU32, Ordering};
-        struct Point(&'static str, Option<Signal>, AtomicU32);
+        struct Point {
+            name: &'static str,
+            signal: Option<Signal>,
+            left: AtomicU32,
+            /// None is any.
+            only: Option<String>,
+        }
         static POINTS: LazyLock<Vec<Point>> = LazyLock::new(|| {
             let all = [
                 (DIE_AT, Some(Signal::KILL)),
@@ -331,12 +337,27 @@ pub fn crash_point(what: &str) {
                 (PANIC_AT, None),
             ];
             let set = all.into_iter().filter_map(|(name, signal)| {
-                let n = variable(name)?.parse().ok()?;
-                Some(Point(name, signal, AtomicU32::new(n)))
+                let text = variable(name)?;
+                let n = text.parse().ok();
+                Some(Point {
+                    name,
+                    signal,
+                    left: AtomicU32::new(n.unwrap_or(1)),
+                    only: n.is_none().then_some(text),
+                })
             });
             set.collect()
         });
-        for Point(name, signal, left) in POINTS.iter() {
+        for Point {
+            name,
+            signal,
+            left,
+            only,
+        } in POINTS.iter()
+        {
+            if only.as_ref().is_some_and(|only| only != what) {
+                continue;
+            }
             if left.fetch_sub(1, Ordering::Relaxed) == 1 {
                 // Nobody misses the line when nobody reads it.
                 let _ = writeln!(std::io::stderr(), "{name}: at {what}");

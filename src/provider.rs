@@ -5,6 +5,7 @@
 
 mod account;
 pub mod command;
+mod doors;
 pub mod http;
 pub mod lambda;
 pub mod local;
@@ -85,6 +86,9 @@ pub const REFUSED_AFTER: Duration = Duration::from_secs(120);
 /// The phase of a machine that runs and whose agent does not answer yet.
 pub const AGENT_PHASE: &str = "waiting for its agent";
 
+/// The phase of a machine that runs and does not let us in yet.
+pub const SSH_PHASE: &str = "waiting for SSH";
+
 /// A step on a machine's way from create to running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
@@ -92,6 +96,8 @@ pub struct Phase {
     pub name: String,
     /// How far it is, where the provider says so.
     pub percent: Option<u8>,
+    /// What is in the way, where that is known: it may change within a phase.
+    pub why: Option<String>,
 }
 
 impl Phase {
@@ -100,7 +106,15 @@ impl Phase {
         Self {
             name: name.into(),
             percent: None,
+            why: None,
         }
+    }
+
+    /// The same, and what is in the way.
+    #[must_use]
+    pub fn because(mut self, why: impl Into<String>) -> Self {
+        self.why = Some(why.into());
+        self
     }
 
     /// The same, so many hundredths done.
@@ -113,9 +127,10 @@ impl Phase {
 
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.percent {
-            Some(percent) => write!(f, "{} {percent} %", self.name),
-            None => f.pad(&self.name),
+        match (self.percent, &self.why) {
+            (Some(percent), _) => write!(f, "{} {percent} %", self.name),
+            (None, Some(why)) => write!(f, "{} {why}", self.name),
+            (None, None) => f.pad(&self.name),
         }
     }
 }

@@ -3,12 +3,19 @@
 //! What always holds: money is counted to the micro-dollar by the simulator's clock, also what a fault hides; a machine that
 //! boots runs the real agent as a process in a temporary folder, and every one of them ends with the simulator, however that
 //! ends. The generic part (machines, clock, bill, faults, boot) knows no wire format; each provider's is a thin layer
-//! on it. It refuses to run anything but our own agent: whatever else an image or a start command says is not executed.
+//! on it. It refuses to run anything but our own agent, and what somebody asks for who logs in by SSH: whatever else an image or a
+//! start command says is not executed.
 
+mod access;
 mod admin;
 mod bill;
 mod boot;
 mod clock;
+#[cfg(feature = "ssh")]
+mod door;
+#[cfg(not(feature = "ssh"))]
+#[path = "sim/door/without.rs"]
+mod door;
 pub mod fault;
 mod lambda;
 mod machine;
@@ -77,6 +84,15 @@ impl Kind {
             Self::Vastai => number.to_string(),
             Self::Lambda => lambda::id(number),
             Self::Runpod => runpod::id(number),
+        }
+    }
+
+    /// In which variables a machine is handed its id and the key by which it can end itself; none where it is handed neither.
+    fn own_variables(self) -> Vec<&'static str> {
+        match self {
+            Self::Vastai => vec!["CONTAINER_ID", "CONTAINER_API_KEY"],
+            Self::Lambda => Vec::new(),
+            Self::Runpod => vec!["RUNPOD_POD_ID", "RUNPOD_API_KEY"],
         }
     }
 

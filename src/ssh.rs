@@ -30,7 +30,7 @@ use tokio::time::Instant;
 pub use builds::Builds;
 pub use far::{Claimed, Ended, Mark, Measured, Seen, Trace};
 pub use key::HostKey;
-pub use own::OwnKey;
+pub use own::{HostPair, OwnKey};
 pub use push::{Load, push};
 pub use session::Session;
 
@@ -95,7 +95,7 @@ impl fmt::Display for Place {
 }
 
 /// What we have to log in with, and to push.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Means {
     /// As whom, where nothing else is said.
     pub user: String,

@@ -10,6 +10,7 @@ mod lai;
 mod lambda;
 mod official;
 mod private;
+mod pushed;
 mod runpod;
 mod runpod_clients;
 mod ssh;

@@ -16,6 +16,7 @@ use stageline_core::resource::{
 };
 use stageline_core::unit::{Bytes, MicroDollars, Millis};
 
+use super::bring::why_not_heard;
 use super::doubt::{horizon, of_generation};
 use super::lease::reserved;
 use super::setup;
@@ -527,8 +528,7 @@ fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, phase: &Phase) -> F
         let hint = "see why `setup` takes so long, or give it longer by `acquire_timeout`; the machine is being released";
         failure.cause = failure.cause.hint(hint);
     }
-    if phase.name == AGENT_PHASE {
-        let hint = "it runs and nothing is heard of its agent: its last lines say whether that runs; if it does, let its UDP port through to it, or use a [relay]";
+    if let Some(hint) = why_not_heard(phase) {
         failure.cause = failure.cause.hint(hint);
     }
     failure

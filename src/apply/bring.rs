@@ -11,7 +11,7 @@ use stageline_core::topology::{AgentSource, AgentWay};
 
 use super::boot::{Failure, Glance};
 use super::step::{Run, Stop};
-use crate::provider::{Bring, Brought, Phase, Provider};
+use crate::provider::{AGENT_PHASE, Boot, Bring, Brought, Phase, Provider, SSH_PHASE};
 use crate::ssh::OwnKey;
 
 impl Run<'_> {
@@ -25,8 +25,12 @@ impl Run<'_> {
         let (generation, attempt) = held.request_key.try_of();
         let keys = self.keys().map_err(Stop::Refused)?;
         let host_keys = self.state(|state| state.host_keys.clone());
+        let limits = self.state(|state| state.limits_in_force(lease));
         let what = Bring {
-            boot: keys.boot(&self.made_for(lease), generation, attempt),
+            boot: Boot {
+                limits: limits.filter(|_| provider.traits().self_destroy),
+                ..keys.boot(&self.made_for(lease), generation, attempt)
+            },
             agent: self.agent_of(lease, &held.offer),
             native: self.runs_native(lease),
             host_keys: &host_keys,
@@ -107,5 +111,18 @@ impl Run<'_> {
             Spec::Stage(stage) => stage.on == *lease && stage.engine == EngineSpec::Native,
             Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_) => false,
         })
+    }
+}
+
+/// What may be in the way of a machine that runs and whose agent is not heard.
+pub(super) fn why_not_heard(phase: &Phase) -> Option<&'static str> {
+    match phase.name.as_str() {
+        AGENT_PHASE => Some(
+            "it runs and nothing is heard of its agent: its last lines say whether that runs; if it does, let its UDP port through to it, or use a [relay]",
+        ),
+        SSH_PHASE => Some(
+            "it runs and does not let stageline in; nothing secret was sent to it, and it is released. Where others fail alike: may this network reach that port, and does the image run an SSH server?",
+        ),
+        _ => None,
     }
 }

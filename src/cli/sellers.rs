@@ -186,6 +186,7 @@ impl Sellers<'_> {
             key: references.read(key_ref).map(Arc::new),
             account: account.map(|account| account.id),
             relay: relay.map(|relay| relay.url.clone()),
+            means: own_hosts::means(self),
             clock: self.clock.clone(),
         }
     }

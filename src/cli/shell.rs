@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use stageline_core::id::LeaseId;
+use secrecy::ExposeSecret as _;
+use stageline_core::id::{Address, LeaseId};
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::state::State;
 
@@ -18,7 +19,8 @@ use super::project::Place;
 use super::sellers::Sellers;
 use super::{Exit, Failure, Global, project, session};
 use crate::agent::folder;
-use crate::ssh::{Host, Login};
+use crate::apply::Keys as _;
+use crate::ssh::{Host, Login, OwnKey};
 use crate::store::Mode;
 
 /// A shell on a leased machine, or one command there.
@@ -82,6 +84,13 @@ impl Shell {
             "UpdateHostKeys=no",
         ] {
             ssh.args(["-o", option]);
+        }
+        if let Some(own) = login.own.as_ref().and_then(|own| own.private()) {
+            // It is drawn from the identity that lies beside it, and is of use on that machine only.
+            let file = file.with_extension("key");
+            folder::write_whole(&file, own.expose_secret().as_bytes())
+                .map_err(|error| Failure::user(error.to_string()))?;
+            ssh.args(["-o", "IdentitiesOnly=yes", "-i"]).arg(&file);
         }
         for key in &login.keys {
             ssh.args(["-o", "IdentitiesOnly=yes", "-i"]).arg(key);
@@ -149,7 +158,8 @@ impl Forward {
 
 /// How the machine of a lease is logged in to.
 async fn way_in(global: &Global, place: &Place, lease: &LeaseId) -> Result<Login, Failure> {
-    let state: State = place.open(Mode::Read).await?.read().await?.state;
+    let store = place.open(Mode::Read).await?;
+    let state: State = store.read().await?.state;
     let held = state.lease(lease).ok_or_else(|| {
         Failure::user(format!("{lease} has no machine"))
             .hint("`stageline leases` shows those that have")
@@ -168,14 +178,32 @@ async fn way_in(global: &Global, place: &Place, lease: &LeaseId) -> Result<Login
     let providers = sellers.providers()?;
     let provider = providers.get(&held.provider, &held.provider_kind);
     let provider = provider.map_err(|cause| failed(lease, &cause))?;
-    let login = provider
-        .login(&held.machine)
-        .map_err(|cause| failed(lease, &cause))?;
+    // A rented machine lets us in by a key of its own, which the identity yields.
+    if let Some(genesis) = &state.genesis
+        && let Ok(keys) = session::keys_of(&store, genesis, None)
+    {
+        let recorded = state.resources.get(&Address::Lease(lease.clone()));
+        let born = recorded.and_then(|recorded| recorded.made_for.as_ref());
+        let (generation, attempt) = held.request_key.try_of();
+        let boot = keys.boot(born.unwrap_or(lease), generation, attempt);
+        provider.holds_key(&held.machine, OwnKey::of(&boot.agent_key));
+    }
+    let asked = || {
+        let login = provider.login(&held.machine);
+        login.map_err(|cause| failed(lease, &cause))
+    };
+    let mut login = asked()?;
+    if login.is_none() {
+        // A cloud tells where it is.
+        let seen = provider.describe(&held.machine).await;
+        seen.map_err(|blind| failed(lease, &blind.cause))?;
+        login = asked()?;
+    }
     login.ok_or_else(|| {
         let cause = Cause::new(
             FailureClass::Config,
             format!(
-                "stageline does not log in to machines of kind `{}`",
+                "stageline does not log in to this machine of kind `{}`",
                 held.provider_kind
             ),
         );

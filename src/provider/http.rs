@@ -41,6 +41,7 @@ use crate::agent::boot::Package;
 use crate::agent::folder::Config;
 use crate::ambient::SharedClock;
 use crate::provider::Boot;
+use crate::ssh::Means;
 
 /// What an adapter of a cloud is made from.
 #[derive(Clone)]
@@ -57,6 +58,8 @@ pub struct CloudSettings {
     pub account: Option<String>,
     /// The relay that agents keep a connection to.
     pub relay: Option<String>,
+    /// What machines are logged in to with, and what could be pushed there.
+    pub means: Means,
     /// For deadlines.
     pub clock: SharedClock,
 }

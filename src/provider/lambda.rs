@@ -3,10 +3,13 @@
 //! What always holds: an offer is a type in a region, read again right before it is taken, since a launch takes no price; a
 //! launch is sent once, under the request key as its name and its tag, and keeps the provider's distance of 12 s from the one before,
 //! measured where it is sent; an account shows who it is by the machines that were made under it, as the API has no name for it. It
-//! refuses to add anything to an account but machines, and to take an id for ended that an answer does not name.
+//! refuses to add anything to an account but machines and the SSH keys that they are made with, and to take an id for ended that an
+//! answer does not name.
 
 mod boot;
+mod keys;
 mod offer;
+mod push;
 mod ready;
 mod wire;
 
@@ -14,13 +17,14 @@ mod wire;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use reqwest::Method;
 use serde_json::{Value, json};
-use stageline_core::id::MachineId;
+use stageline_core::id::{MachineId, RequestKey};
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::topology::AgentWay;
@@ -28,14 +32,16 @@ use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
+use super::doors::Doors;
 use super::http::{
     Answer, Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, only, whole,
 };
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, CreateRequest, Machine, PhaseLimit, Provider, REFUSED_AFTER, Released,
-    Traits,
+    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, PhaseLimit, Provider,
+    REFUSED_AFTER, Released, SSH_PHASE, Traits,
 };
+use crate::ssh::{Login, OwnKey};
 
 const URL: &str = "https://cloud.lambda.ai";
 
@@ -79,6 +85,10 @@ const TYPES_AGE: Duration = Duration::from_secs(3);
 #[derive(Clone)]
 struct Seen {
     machine: Machine,
+    /// Where it is, once that is told.
+    ip: Option<IpAddr>,
+    /// The request key that the SSH key is named by which it was made with, where that is one of ours.
+    ssh_key: Option<RequestKey>,
     /// It costs nothing any more, for certain.
     over: bool,
     /// The provider took it back. It is told until it is ended, so that somebody notices.
@@ -92,8 +102,13 @@ pub struct Lambda {
     traits: Traits,
     listing: Shared<Vec<Seen>>,
     types: Shared<Arc<Value>>,
-    ssh_key: OnceCell<String>,
     open: OnceCell<()>,
+    keys: Shared<Arc<Vec<keys::AccountKey>>>,
+    /// Machines that were made with a key of ours, and how it is named.
+    keyed: Mutex<BTreeMap<MachineId, RequestKey>>,
+    /// Where machines are.
+    ips: Mutex<BTreeMap<MachineId, IpAddr>>,
+    doors: Doors,
     account: KeyAccount,
     released: Recent,
     ended: Mutex<BTreeSet<MachineId>>,
@@ -108,11 +123,12 @@ struct Settings {
 }
 
 impl Lambda {
-    /// Nothing is sent before it is asked something. `ssh_key` is the name of the key that machines are made with; none is
-    /// the only one of the account.
+    /// Nothing is sent before it is asked something. `ssh_key` is the name of the account's key that lets its owner in to machines;
+    /// none is the only one of the account where one is needed.
     pub fn new(cloud: CloudSettings, ssh_key: Option<String>) -> Self {
         let api = Api::new(&cloud, URL, wire::told);
         let traits = traits(&api);
+        let doors = Doors::new(cloud.means.clone());
         Self {
             api,
             settings: Settings {
@@ -124,8 +140,11 @@ impl Lambda {
             traits,
             listing: Shared::new(),
             types: Shared::new(),
-            ssh_key: OnceCell::new(),
             open: OnceCell::new(),
+            keys: Shared::new(),
+            keyed: Mutex::default(),
+            ips: Mutex::default(),
+            doors,
             account: KeyAccount::default(),
             released: Recent::default(),
             ended: Mutex::default(),
@@ -159,14 +178,29 @@ impl Lambda {
             let seen = |instance: &Value| {
                 Some(Seen {
                     machine: wire::machine(instance, relay)?,
+                    ip: wire::ip(instance),
+                    ssh_key: wire::ssh_key(instance),
                     over: wire::is(instance, "terminated"),
                     taken_back: wire::is(instance, "preempted"),
                 })
             };
             let all: Option<Vec<Seen>> = instances.iter().map(seen).collect();
-            all.ok_or_else(|| Fault::shape("an instance has no `id`"))
+            let all = all.ok_or_else(|| Fault::shape("an instance has no `id`"))?;
+            self.note(&all);
+            Ok(all)
         };
         self.listing.get(self.api.scaled(age), fetch).await
+    }
+
+    /// What is needed of machines later, when no listing may be had.
+    fn note(&self, all: &[Seen]) {
+        let mut keyed = self.keyed.lock().expect("no holder panics");
+        let mut ips = self.ips.lock().expect("no holder panics");
+        for seen in all {
+            let id = &seen.machine.id;
+            keyed.extend(seen.ssh_key.clone().map(|key| (id.clone(), key)));
+            ips.extend(seen.ip.map(|ip| (id.clone(), ip)));
+        }
     }
 
     async fn instances(&self) -> Result<Vec<Value>, Fault> {
@@ -216,9 +250,12 @@ impl Lambda {
         };
         let account = self.account.now(&self.settings.cloud);
         let account = account.map_err(|fault| fault.cause)?;
+        if keys::is_pushed(request) {
+            self.doors.ready(&request.quote)?;
+        }
         let asked = async {
             self.port_is_open().await?;
-            self.ssh_key().await
+            self.ssh_key(request).await
         };
         let limit = self.api.above(READY_MAX);
         let ssh_key = match tokio::time::timeout(limit, asked).await {
@@ -231,7 +268,7 @@ impl Lambda {
                 return Err(Cause::new(FailureClass::Unknown, message));
             }
         };
-        boot::body(request, place, ssh_key, &account)
+        boot::body(request, place, &ssh_key, &account)
     }
 
     /// Waits for the moment of a launch whose turn has come.
@@ -271,6 +308,43 @@ impl Lambda {
         Fault { cause, ..fault }.outcome()
     }
 
+    /// Ends an instance.
+    async fn terminate(&self, id: &MachineId) -> Result<Released, Cause> {
+        if self.released.just_taken(&self.api, id) {
+            return Ok(Released::Accepted);
+        }
+        crash_point("a release, not yet sent");
+        let path = "/api/v1/instance-operations/terminate";
+        // One at a time: an id that is gone would have all others refused.
+        let call = Call::send(
+            Method::POST,
+            path,
+            ANY,
+            json!({ "instance_ids": [id.as_str()] }),
+        );
+        let answer = self.api.release(call).await.map_err(advised);
+        self.listing.forget().await;
+        crash_point("a release, just answered");
+        match answer {
+            Ok(answer) if wire::terminates(&answer.body, id) => {
+                self.released.took(id);
+                self.end(id);
+                Ok(Released::Accepted)
+            }
+            Ok(_) => {
+                let message = format!(
+                    "the answer to the release of {id} does not name it, so it was not taken"
+                );
+                Err(Cause::new(FailureClass::Unknown, message).hint("it is sent again"))
+            }
+            Err(fault) if wire::knows_none(&fault) => {
+                self.end(id);
+                Ok(Released::Unknown)
+            }
+            Err(fault) => Err(fault.cause),
+        }
+    }
+
     /// Whether it was ended by us: then what is over is no news.
     fn is_ended(&self, id: &MachineId) -> bool {
         self.ended.lock().expect("no holder panics").contains(id)
@@ -288,7 +362,10 @@ fn traits(api: &Api) -> Traits {
         finds_by_key: true,
         visibility_delay: scaled(Duration::from_secs(120)),
         late_commit_window: scaled(Duration::from_secs(600)),
-        request_timeout: api.above(READY_MAX) + api.above(MOMENT_MAX) + api.above(ANSWER_MAX),
+        request_timeout: [READY_MAX, keys::REGISTER_MAX, MOMENT_MAX, ANSWER_MAX]
+            .map(|span| api.above(span))
+            .iter()
+            .sum(),
         // Eight H100 take 25 minutes until they run; then the agent is fetched.
         acquire_timeout: scaled(Duration::from_secs(45 * 60)).max(Duration::from_secs(120)),
         refused_after: REFUSED_AFTER,
@@ -296,13 +373,17 @@ fn traits(api: &Api) -> Traits {
         self_destroy: false,
         offers_are_one: false,
         free: false,
-        agent: Some(AgentWay::Fetch),
+        agent: Some(AgentWay::Ssh),
         sees_account: true,
         rate: Duration::ZERO,
         phases: vec![
             PhaseLimit {
                 phase: wire::BOOTING.to_owned(),
                 within: scaled(Duration::from_secs(35 * 60)).max(Duration::from_secs(60)),
+            },
+            PhaseLimit {
+                phase: SSH_PHASE.to_owned(),
+                within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
             },
             PhaseLimit {
                 phase: AGENT_PHASE.to_owned(),
@@ -363,15 +444,19 @@ impl Provider for Lambda {
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
-        let prepared = async {
-            let body = self.prepared(&request).await?;
-            self.moment().await?;
-            Ok(body)
-        };
-        let body = match prepared.await {
+        let body = match self.prepared(&request).await {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),
         };
+        let key = keys::is_pushed(&request).then_some(&request.request_key);
+        if key.is_some()
+            && let Err(outcome) = self.register(&request).await
+        {
+            return outcome;
+        }
+        if let Err(cause) = self.moment().await {
+            return self.withdrawn(key, cause).await;
+        }
         let path = "/api/v1/instance-operations/launch";
         let call = Call {
             timeout: self.api.above(ANSWER_MAX),
@@ -385,10 +470,17 @@ impl Provider for Lambda {
         crash_point("a create, just answered");
         match answer {
             Ok(answer) => match only(&wire::launched(&answer.body)) {
-                Ok(id) => Outcome::Done(request.made(id, wire::BOOTING)),
+                Ok(id) => {
+                    let mut keyed = self.keyed.lock().expect("no holder panics");
+                    keyed.extend(key.map(|key| (id.clone(), key.clone())));
+                    Outcome::Done(request.made(id, wire::BOOTING))
+                }
                 Err(cause) => Outcome::InDoubt(cause),
             },
-            Err(fault) => Self::unmade(advised(fault)),
+            Err(fault) => match Self::unmade(advised(fault)) {
+                Outcome::Refused(cause) => self.withdrawn(key, cause).await,
+                other @ (Outcome::Done(_) | Outcome::InDoubt(_)) => other,
+            },
         }
     }
 
@@ -399,11 +491,26 @@ impl Provider for Lambda {
             let told = !(seen.taken_back && self.is_ended(&seen.machine.id));
             told && !seen.over
         };
-        Ok(all
-            .into_iter()
-            .filter(there)
-            .map(|seen| seen.machine)
-            .collect())
+        let left = self.left_over(&all).await;
+        let left = left.map_err(|fault| self.blind(fault))?;
+        let machines = all.into_iter().filter(there).map(|seen| seen.machine);
+        Ok(machines.chain(left).collect())
+    }
+
+    fn brings(&self) -> bool {
+        true
+    }
+
+    async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {
+        self.push(id, what).await
+    }
+
+    fn holds_key(&self, id: &MachineId, key: OwnKey) {
+        self.doors.hold(id, key);
+    }
+
+    fn login(&self, id: &MachineId) -> Result<Option<Login>, Cause> {
+        Ok(self.way_in(id))
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
@@ -411,46 +518,32 @@ impl Provider for Lambda {
         let all = all.map_err(|fault| self.blind(fault))?;
         let found = all.into_iter().find(|seen| seen.machine.id == *id);
         let found = found.filter(|seen| !((seen.over || seen.taken_back) && self.is_ended(id)));
-        Ok(found.map(|seen| seen.machine))
+        match found {
+            Some(seen) => Ok(Some(seen.machine)),
+            None => self.left(id).await.map_err(|fault| self.blind(fault)),
+        }
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
-        if self.released.just_taken(&self.api, id) {
-            return Ok(Released::Accepted);
+        if let Some(released) = self.release_key(id).await {
+            return released;
         }
-        crash_point("a release, not yet sent");
-        let path = "/api/v1/instance-operations/terminate";
-        // One at a time: an id that is gone would have all others refused.
-        let call = Call::send(
-            Method::POST,
-            path,
-            ANY,
-            json!({ "instance_ids": [id.as_str()] }),
-        );
-        let answer = self.api.release(call).await.map_err(advised);
-        self.listing.forget().await;
-        crash_point("a release, just answered");
-        match answer {
-            Ok(answer) if wire::terminates(&answer.body, id) => {
-                self.released.took(id);
-                self.end(id);
-                Ok(Released::Accepted)
-            }
-            Ok(_) => {
-                let message = format!(
-                    "the answer to the release of {id} does not name it, so it was not taken"
-                );
-                Err(Cause::new(FailureClass::Unknown, message).hint("it is sent again"))
-            }
-            Err(fault) if wire::knows_none(&fault) => {
-                self.end(id);
-                Ok(Released::Unknown)
-            }
-            Err(fault) => Err(fault.cause),
-        }
+        let released = self.terminate(id).await?;
+        // The machine first: it is what costs money.
+        self.remove_key_of(id).await?;
+        Ok(released)
     }
 
-    async fn logs(&self, id: &MachineId, _: usize) -> Result<Vec<u8>, Cause> {
+    async fn logs(&self, id: &MachineId, tail: usize) -> Result<Vec<u8>, Cause> {
+        let key = {
+            let keyed = self.keyed.lock().expect("no holder panics");
+            keyed.get(id).cloned()
+        };
+        if let Some(key) = key
+            && let Some(log) = self.doors.logs(id, &key, tail).await
+        {
+            return Ok(log);
+        }
         let message = format!("the provider keeps no log of {id}");
         Err(Cause::new(FailureClass::Config, message).hint(
             "log in with the SSH key it was made with: /var/log/cloud-init-output.log, `journalctl -u stageline-agent`",

@@ -11,6 +11,7 @@
 
 mod boot;
 mod offer;
+mod push;
 mod registry;
 mod wire;
 
@@ -28,15 +29,17 @@ use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::retry::Effect;
-use stageline_core::topology::AgentWay;
+use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::Bytes;
 
+use super::doors::Doors;
 use super::http::{Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared};
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, CreateRequest, Machine, PhaseLimit, Provider, REFUSED_AFTER, Released,
-    Traits,
+    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, PhaseLimit, Provider,
+    REFUSED_AFTER, Released, SSH_PHASE, Traits,
 };
+use crate::ssh::{Login, OwnKey};
 use offer::{Asks, Choice, Cloud};
 
 const URL: &str = "https://api.runpod.io";
@@ -69,6 +72,8 @@ pub struct Runpod {
     listing: Shared<Vec<Machine>>,
     account: KeyAccount,
     released: Recent,
+    known: push::Known,
+    doors: Doors,
     registries: registry::Registries,
 }
 
@@ -77,6 +82,7 @@ impl Runpod {
     pub fn new(settings: CloudSettings) -> Self {
         let api = Api::new(&settings, URL, wire::told);
         let traits = traits(&api);
+        let doors = Doors::new(settings.means.clone());
         Self {
             api,
             settings,
@@ -84,6 +90,8 @@ impl Runpod {
             listing: Shared::new(),
             account: KeyAccount::default(),
             released: Recent::default(),
+            known: push::Known::default(),
+            doors,
             registries: registry::Registries::default(),
         }
     }
@@ -108,6 +116,7 @@ impl Runpod {
             let pods = wire::rows(&answer.body, "pods")?;
             self.whose(pods)?;
             self.registries.note(pods);
+            self.known.note(pods);
             wire::machines(pods, self.settings.relay.as_deref())
         };
         let turn = async || tokio::time::sleep(self.api.gate(&LISTINGS).reserve()).await;
@@ -199,6 +208,7 @@ fn traits(api: &Api) -> Traits {
             within(wire::PROVISIONING, 10),
             // "Running" is said before the image has arrived; and of a container that died.
             within(wire::NOT_UP, 10),
+            within(SSH_PHASE, 10),
             within(AGENT_PHASE, 10),
         ],
     }
@@ -259,7 +269,11 @@ impl Provider for Runpod {
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
         let account = self.account.now(&self.settings);
         let account = account.map_err(|fault| fault.cause);
-        let body = self.reachable().and(account);
+        let ready = match request.agent {
+            Some(AgentSource::Ssh) => self.doors.ready(&request.quote),
+            None | Some(AgentSource::Image | AgentSource::Fetch { .. }) => Ok(()),
+        };
+        let body = self.reachable().and(ready).and(account);
         let api = self.settings.url.as_deref().unwrap_or(URL);
         let disk = gigabytes(request.disk);
         let _hold = self.registries.hold().await;
@@ -301,6 +315,22 @@ impl Provider for Runpod {
         let all = all.map_err(|fault| self.blind(fault))?;
         self.remove_unused().await;
         Ok(all)
+    }
+
+    fn brings(&self) -> bool {
+        true
+    }
+
+    async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {
+        self.push(id, what).await
+    }
+
+    fn holds_key(&self, id: &MachineId, key: OwnKey) {
+        self.doors.hold(id, key);
+    }
+
+    fn login(&self, id: &MachineId) -> Result<Option<Login>, Cause> {
+        Ok(self.way_in(id))
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {

@@ -467,6 +467,8 @@ impl Provider for SshProvider {
                     key: &key,
                     name: &name,
                     own: true,
+                    listen: None,
+                    own_end: None,
                 };
                 self.pushes.bring(machine, &desk.host, builds, what).await
             }

@@ -7,6 +7,7 @@
 
 mod boot;
 mod offer;
+mod push;
 mod wire;
 
 #[cfg(test)]
@@ -21,16 +22,18 @@ use serde_json::{Value, json};
 use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
-use stageline_core::topology::AgentWay;
+use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
 
+use super::doors::Doors;
 use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, only, whole};
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, CreateRequest, Machine, PhaseLimit, Provider, REFUSED_AFTER, Released,
-    Traits,
+    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, PhaseLimit, Provider,
+    REFUSED_AFTER, Released, SSH_PHASE, Traits,
 };
+use crate::ssh::{Login, OwnKey};
 
 const URL: &str = "https://console.vast.ai";
 
@@ -45,6 +48,7 @@ const DESTROY: Endpoint = Endpoint::each("destroy", Duration::from_secs(3));
 const LIST: Endpoint = Endpoint::each("list", Duration::from_secs(1));
 const USER: Endpoint = Endpoint::each("user", Duration::from_secs(1));
 const NAMES: Endpoint = Endpoint::each("gpu names", Duration::from_secs(1));
+const KEYS: Endpoint = Endpoint::each("ssh keys", Duration::from_secs(1));
 const LOGS: Endpoint = Endpoint::each("logs", Duration::from_secs(1));
 
 /// Instances of one page: the most that there can be.
@@ -71,12 +75,15 @@ pub struct Vastai {
     names: OnceCell<Vec<String>>,
     account: OnceCell<Account>,
     released: Recent,
+    known: push::Known,
+    doors: Doors,
 }
 
 impl Vastai {
     /// Nothing is sent before it is asked something.
     pub fn new(settings: CloudSettings) -> Self {
         let api = Api::new(&settings, URL, wire::told);
+        let doors = Doors::new(settings.means.clone());
         let scaled = |span| api.scaled(span);
         let traits = Traits {
             finds_by_key: true,
@@ -99,6 +106,10 @@ impl Vastai {
                     within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
                 },
                 PhaseLimit {
+                    phase: SSH_PHASE.to_owned(),
+                    within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
+                },
+                PhaseLimit {
                     phase: AGENT_PHASE.to_owned(),
                     within: scaled(Duration::from_secs(300)).max(Duration::from_secs(60)),
                 },
@@ -112,6 +123,8 @@ impl Vastai {
             names: OnceCell::new(),
             account: OnceCell::new(),
             released: Recent::default(),
+            known: push::Known::default(),
+            doors,
         }
     }
 
@@ -190,6 +203,7 @@ impl Vastai {
 
     /// A listing without any machine of ours may be another account's.
     async fn trusted(&self, instances: &[Value]) -> Result<Vec<Machine>, Fault> {
+        self.known.note(instances);
         let relay = self.settings.relay.as_deref();
         let machines: Option<Vec<Machine>> = instances
             .iter()
@@ -315,6 +329,11 @@ impl Provider for Vastai {
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
         let api = self.settings.url.as_deref().unwrap_or(URL);
+        if request.agent == Some(AgentSource::Ssh)
+            && let Err(cause) = self.doors.ready(&request.quote)
+        {
+            return Outcome::Refused(cause);
+        }
         let body = match boot::body(&request, gibibytes(request.disk), api) {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),
@@ -340,6 +359,22 @@ impl Provider for Vastai {
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
         let all = self.all(Duration::ZERO).await;
         all.map_err(|fault| self.blind(fault))
+    }
+
+    fn brings(&self) -> bool {
+        true
+    }
+
+    async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {
+        self.push(id, what).await
+    }
+
+    fn holds_key(&self, id: &MachineId, key: OwnKey) {
+        self.doors.hold(id, key);
+    }
+
+    fn login(&self, id: &MachineId) -> Result<Option<Login>, Cause> {
+        Ok(self.way_in(id))
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {

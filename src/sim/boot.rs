@@ -1,6 +1,7 @@
 //! A machine that boots: the real agent, as a process in a folder of its own.
 //!
-//! The agent holds the other end of a pipe of ours as its standard input, so that it ends when we do, however we end.
+//! The agent holds the other end of a pipe of ours as its standard input, so that it ends when we do, however we end. A machine that
+//! an agent is pushed to has an SSH server and a home instead; a guard with such a pipe ends what was started there.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,6 +11,8 @@ use std::process::Stdio;
 use stageline_core::offer::Facts;
 
 use super::Kind;
+use super::door::Door;
+use super::machine::Machine;
 use crate::agent::boot::Package;
 use crate::agent::folder::{self, Folder, MACHINE_DIR};
 use crate::agent::process::end_leftovers;
@@ -18,11 +21,26 @@ use crate::ambient::{agent_environment, random};
 /// What the key that a machine is handed for itself begins with; its number follows.
 pub(super) const OWN_KEY: &str = "only-";
 
-/// The agent of a machine.
+/// The agent of a machine, or what it takes to bring one there.
 pub struct Agent {
+    /// The machine's.
+    root: PathBuf,
+    /// The agent's.
     folder: PathBuf,
+    /// The agent, or what ends it once we are gone.
     child: tokio::process::Child,
+    door: Option<Door>,
 }
+
+/// Ends whatever runs below a machine's folder once its standard input ends, and removes that.
+const GUARD: &str = r#"cat >/dev/null
+for F in /proc/[0-9]*/environ; do
+  grep -qF "STAGELINE_MACHINE_DIR=$1/" "$F" 2>/dev/null || continue
+  P=${F#/proc/}
+  kill -KILL "${P%/environ}"
+done
+rm -rf "$1"
+"#;
 
 /// Where machines are, and which program their agents are.
 pub(super) struct Booter {
@@ -75,7 +93,54 @@ impl Booter {
             .kill_on_drop(true)
             .spawn()
             .ok()?;
-        Some(Agent { folder: dir, child })
+        Some(Agent {
+            root: dir.clone(),
+            folder: dir,
+            child,
+            door: None,
+        })
+    }
+
+    /// Opens the machine for whoever may log in; the agent is brought by them.
+    pub(super) fn open(&self, machine: &Machine) -> Option<Agent> {
+        self.program.as_ref()?;
+        let access = machine.access.clone()?;
+        let root = self.root.join(machine.id.to_string());
+        let home = root.join("home");
+        // Where an agent of this name finds its folder, so that it finds the facts of this machine in it.
+        let own = home.join(".stageline").join(computer()?);
+        let folder = own.join("machines").join(&machine.label).join("agent");
+        folder::make_dir(&folder).ok()?;
+        folder::write_json(&Folder::new(&folder).facts(), &machine.found).ok()?;
+        // Programs are the same on all machines, as where they are part of an image: they are sent once.
+        let programs = self.root.join("programs");
+        folder::make_dir(&programs).ok()?;
+        std::os::unix::fs::symlink(&programs, home.join(".stageline/bin")).ok()?;
+        let here = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut access = access;
+        let names = self.kind.own_variables().into_iter();
+        let own = [self.kind.id(machine.id), format!("{OWN_KEY}{}", machine.id)];
+        access.env = names.map(str::to_owned).zip(own).collect();
+        let mut listen = machine.listen.unwrap_or(here);
+        listen.set_port(access.port);
+        let door = Door::open(listen, access, &home).ok()?;
+        let child = tokio::process::Command::new("sh")
+            .args(["-c", GUARD, "guard"])
+            .arg(&root)
+            .env_clear()
+            .envs(agent_environment())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .ok()?;
+        Some(Agent {
+            root,
+            folder,
+            child,
+            door: Some(door),
+        })
     }
 
     /// Removes what is left.
@@ -94,7 +159,23 @@ fn own_key(package: &Package, kind: Kind, number: u64) -> Vec<(String, String)> 
     pairs.collect()
 }
 
+/// What tells computers apart that share a home, as it is told on a host that an agent is pushed to.
+fn computer() -> Option<String> {
+    let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let id = id.trim_end_matches('\n');
+    if !id.is_empty() {
+        return Some(id.to_owned());
+    }
+    let name = rustix::system::uname();
+    Some(name.nodename().to_str().ok()?.to_owned())
+}
+
 impl Agent {
+    /// Where one gets in by SSH; none where nobody does.
+    pub fn ssh(&self) -> Option<SocketAddr> {
+        self.door.as_ref().map(|door| door.address)
+    }
+
     /// Where it listens, once it does.
     pub fn address(&self) -> Option<SocketAddr> {
         let contact = Folder::new(&self.folder).read_contact().ok()??;
@@ -110,11 +191,12 @@ impl Agent {
 
     /// Ends it as a machine ends: at once, with all that it started.
     pub(super) async fn kill(mut self) {
+        drop(self.door);
         self.child.kill().await.ok();
-        let folder = self.folder;
+        let (root, folder) = (self.root, self.folder);
         let work = move || {
             end_leftovers(&Folder::new(&folder));
-            std::fs::remove_dir_all(&folder).ok();
+            std::fs::remove_dir_all(&root).ok();
         };
         tokio::task::spawn_blocking(work).await.ok();
     }

@@ -86,6 +86,18 @@ pub const KNOBS: &[(&str, &str)] = &[
         "ip-changes",
         "a running machine's port is told wrong at first",
     ),
+    (
+        "ssh-refused",
+        "a running machine cuts every SSH connection for `seconds`",
+    ),
+    (
+        "ssh-stale-key",
+        "a running machine shows another SSH key than its own for `seconds`",
+    ),
+    (
+        "ssh-denied",
+        "a running machine lets nobody in by SSH for `seconds`",
+    ),
     ("offer-gone", "the offer was taken by somebody else"),
     (
         "offer-breaks-filter",

@@ -7,6 +7,7 @@ use serde_json::Value;
 use stageline_core::offer::Facts;
 use stageline_core::unit::MicroDollars;
 
+use super::access::Access;
 use super::bill::Meter;
 use super::boot::Agent;
 
@@ -79,6 +80,8 @@ pub struct Machine {
     pub onstart: String,
     /// Where its agent listens; none is a free port, which is mapped.
     pub listen: Option<SocketAddr>,
+    /// Who gets in by SSH; none where nobody is to.
+    pub access: Option<Access>,
     /// What only this provider's record of it has.
     pub more: Value,
     /// Times are milliseconds of the simulator's clock.

@@ -143,6 +143,9 @@ fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
             no(200, "deprecated_endpoint", "use /api/v1/instances/ instead")
         }
         ("GET", ["v0", "instances", id]) => instances::show(world, account, id),
+        ("POST", ["v0", "instances", id, "ssh"]) => {
+            instances::attach(world, account, id, &request.body)
+        }
         ("DELETE", ["v0", "instances", id]) => instances::destroy(world, account, id),
         ("PUT", ["v0", "instances", "request_logs", id]) => yes(
             &json!({ "success": true, "result_url": format!("http://{}/logs/{id}", request.host) }),

@@ -9,6 +9,7 @@ use serde_json::Value;
 use stageline_core::offer::Facts;
 use stageline_core::unit::{Bytes, MicroDollars};
 
+use super::access::Access;
 use super::bill::Meter;
 use super::boot::{Agent, Booter};
 use super::clock::SimClock;
@@ -57,6 +58,8 @@ pub struct Wish {
     pub ends_within: u64,
     /// Where its agent listens; none is a free port, which is mapped.
     pub listen: Option<SocketAddr>,
+    /// Who gets in by SSH; none where nobody is to.
+    pub access: Option<Access>,
     /// What only this provider's record of it has.
     pub more: Value,
 }
@@ -220,6 +223,7 @@ impl World {
             env: wish.env,
             onstart: wish.onstart,
             listen: wish.listen,
+            access: wish.access.map(|access| self.troubled(access)),
             more: wish.more,
             created: now,
             provisioned,
@@ -245,6 +249,21 @@ impl World {
             meter,
             agent: None,
             started: false,
+        }
+    }
+
+    /// What goes wrong with SSH, in real time: it is the real clock that whoever waits for it looks at.
+    fn troubled(&self, access: Access) -> Access {
+        let for_long = |knob: &str, otherwise: u64| {
+            let fault = self.faults.fires(knob);
+            let span = Duration::from_millis(fault.map_or(0, |fault| fault.millis(otherwise)));
+            span / self.clock.speed()
+        };
+        Access {
+            refuses_for: for_long("ssh-refused", 60),
+            shows_other_for: for_long("ssh-stale-key", 60),
+            denies_for: for_long("ssh-denied", 60),
+            ..access
         }
     }
 
@@ -320,7 +339,8 @@ impl World {
             if runs && !machine.started {
                 machine.started = true;
                 let (env, found) = (&machine.env, &machine.found);
-                machine.agent = self.booter.start(machine.id, env, found, machine.listen);
+                let agent = self.booter.start(machine.id, env, found, machine.listen);
+                machine.agent = agent.or_else(|| self.booter.open(machine));
             }
             // A host that is away comes back with the machine as it was.
             let over = !machine.is_there(now) || machine.stand(now) == Stand::Stopped;

@@ -98,7 +98,10 @@ pub async fn push(
     }
     input.push_str("end\n");
     let marked = if load.marked { "marked" } else { "unmarked" };
-    let words = [load.key.as_str(), folder.as_str(), marked];
+    let own = load.package.config.own_end.as_ref();
+    let own = own.map(|own| [own.id.as_str(), own.key.as_str()]);
+    let mut words = vec![load.key.as_str(), folder.as_str(), marked];
+    words.extend(own.into_iter().flatten());
     host.ask(script::START, &words, input, SHORT).await?;
     Ok(())
 }

@@ -101,7 +101,8 @@ pub(super) const TRY: Script = Script(
 );
 
 /// Starts the agent, detached, unless it runs. `$1` is the request key, `$2` the program's folder, `$3` whether the host has to be
-/// marked as ours. Its variables come by standard input: they are secret.
+/// marked as ours. Its variables come by standard input: they are secret. What follows are names of variables that a container was
+/// handed for itself: whoever logs in there may not have them.
 /// That it was started is written down once it is seen: nobody takes it for dead before it lives.
 pub(super) const START: Script = Script(
     r#"M="$D/machines/$1"
@@ -115,12 +116,20 @@ while IFS= read -r L; do
 done
 [ -n "$E" ] || { echo "the variables were cut off" >&2; exit 74; }
 export STAGELINE_MACHINE_DIR="$M/agent"
+K=$1
+B=$2
+shift 3
+for V in "$@"; do
+  [ -n "$(printenv "$V")" ] && continue
+  X=$(tr "\0" "\n" 2>/dev/null </proc/1/environ | sed -n "s/^$V=//p" | head -n 1)
+  [ -n "$X" ] && export "$V=$X"
+done
 P=
 command -v setsid >/dev/null && P=setsid
 cd "$M" || exit 73
-nohup $P "$S/bin/$2/stageline" agent --boot-env --dir "$M/agent" >>"$M/out" 2>&1 </dev/null &
+nohup $P "$S/bin/$B/stageline" agent --boot-env --dir "$M/agent" >>"$M/out" 2>&1 </dev/null &
 N=0
-while [ -z "$(processes "$1/")" ] && [ $N -lt 30 ]; do
+while [ -z "$(processes "$K/")" ] && [ $N -lt 30 ]; do
   N=$((N + 1))
   sleep 0.1 2>/dev/null || sleep 1
 done

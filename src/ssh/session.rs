@@ -19,12 +19,14 @@ use futures::stream::BoxStream;
 use russh::client::{self, AuthResult, Handle};
 use russh::keys::agent::AgentIdentity;
 use russh::keys::agent::client::AgentClient;
+use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::Ed25519Keypair;
 use russh::keys::{
     Algorithm, HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate,
     decode_secret_key,
 };
 use russh::{Channel, ChannelMsg, Disconnect, Preferred, cipher};
+use secrecy::SecretString;
 
 use super::{HostKey, Login, OwnKey, SshError};
 use crate::ambient::secret_file::{self, SecretFileError};
@@ -272,6 +274,13 @@ async fn by_own(handle: &mut Handle<Guard>, login: &Login) -> Result<bool, SshEr
 
 fn private_of(own: &OwnKey) -> PrivateKey {
     PrivateKey::from(Ed25519Keypair::from_seed(own.seed()))
+}
+
+/// A key as OpenSSH keeps it in a file.
+pub(super) fn private_text(key: &OwnKey) -> Option<SecretString> {
+    let text = private_of(key).to_openssh(LineEnding::LF).ok()?;
+    // OpenSSH reads no key whose last line has no end.
+    Some(format!("{}\n", text.trim_end()).into())
 }
 
 /// The public half of a key that was made for a machine.

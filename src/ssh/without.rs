@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use secrecy::SecretString;
 
 use super::{HostKey, Login, OwnKey, SshError};
 
@@ -23,6 +24,12 @@ pub(super) struct Output {
 /// None: nobody could log in with it.
 pub(super) fn public(own: &OwnKey) -> Option<String> {
     let _unused = own.seed();
+    None
+}
+
+/// None: nobody could be met by it.
+pub(super) fn private_text(key: &OwnKey) -> Option<SecretString> {
+    let _unused = key.seed();
     None
 }
 

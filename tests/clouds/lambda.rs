@@ -28,6 +28,7 @@ fn keyed(cloud: &Running, key: &str, account: Option<&str>, ssh_key: Option<&str
         key: Ok(Arc::new(key.to_owned().into())),
         account: account.map(str::to_owned),
         relay: None,
+        means: stageline::ssh::Means::default(),
         clock: Arc::new(stageline::ambient::SystemClock),
     };
     Lambda::new(settings, ssh_key.map(str::to_owned))

@@ -32,6 +32,7 @@ fn adapter(cloud: &Running, key: &str, account: Option<&str>) -> Runpod {
         account: account.map(str::to_owned),
         // Pods are reached by it; nobody dials it here.
         relay: Some("https://relay.example".to_owned()),
+        means: stageline::ssh::Means::default(),
         clock: Arc::new(stageline::ambient::SystemClock),
     })
 }

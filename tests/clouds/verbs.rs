@@ -24,6 +24,7 @@ fn adapter(cloud: &Running, key: &str, account: Option<&str>) -> Vastai {
         key: Ok(Arc::new(key.to_owned().into())),
         account: account.map(str::to_owned),
         relay: None,
+        means: stageline::ssh::Means::default(),
         clock: Arc::new(stageline::ambient::SystemClock),
     })
 }

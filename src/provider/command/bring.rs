@@ -61,6 +61,8 @@ impl CommandProvider {
             key: &key,
             name: id.as_str(),
             own: false,
+            listen: None,
+            own_end: None,
         };
         let builds = &self.settings.means.builds;
         let brought = self

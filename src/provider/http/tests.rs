@@ -68,6 +68,7 @@ fn api(url: &str) -> Api {
         key: Ok(Arc::new(KEY.to_owned().into())),
         account: None,
         relay: None,
+        means: crate::ssh::Means::default(),
         clock: Arc::new(SystemClock),
     };
     Api::new(&settings, "https://nowhere.invalid", dialect)

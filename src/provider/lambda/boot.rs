@@ -1,19 +1,24 @@
-//! What a new instance is made from: the launch, and the user data that start the agent.
+//! What a new instance is made from: the launch, and the user data that start the agent or let us bring it.
 //!
-//! The user data are cloud-init's: files and commands, as JSON, which is YAML too. The agent's package is in a file that only
-//! the machine's root can read; it is of use on that machine only. A service keeps the agent running, over restarts of the machine
-//! too. The agent is always fetched, and runs when its digest fits, and not otherwise.
+//! The user data are cloud-init's: files and commands, as JSON, which is YAML too. Where the machine fetches its agent, the package is
+//! in a file that only the machine's root can read; it is of use on that machine only. A service keeps the agent running, over restarts
+//! of the machine too; it runs when its digest fits, and not otherwise. Where the agent is pushed, the user data hold the key that the
+//! machine's host is known by, and nothing else that is secret.
 
 use std::net::SocketAddr;
 
+use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use stageline_core::id::Sha256;
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::topology::AgentSource;
 
+use super::ready::LetIn;
 use super::wire::{TAG, TAG_ACCOUNT};
 use crate::provider::CreateRequest;
+use crate::provider::doors::without_ssh;
 use crate::provider::http::package;
+use crate::ssh::HostPair;
 
 /// Where the agent listens: machines have an address of their own.
 pub(super) const PORT: u16 = 41641;
@@ -34,15 +39,18 @@ const UNIT: &str = "/etc/systemd/system/stageline-agent.service";
 pub(super) fn body(
     request: &CreateRequest,
     (region, kind): (&str, &str),
-    ssh_key: &str,
+    ssh_key: &LetIn,
     account: &str,
 ) -> Result<Value, Cause> {
-    let Some(AgentSource::Fetch { url, sha256 }) = &request.agent else {
-        let message = "a machine of this provider runs no image that could have the agent";
-        let hint = "add `agent = { url = \"...\", sha256 = \"...\" }` to the offer";
-        return Err(Cause::new(FailureClass::Config, message).hint(hint));
+    let user_data = match &request.agent {
+        Some(AgentSource::Fetch { url, sha256 }) => fetches(request, url, sha256),
+        Some(AgentSource::Ssh) | None => is_pushed_to(request, ssh_key)?,
+        Some(AgentSource::Image) => {
+            let message = "a machine of this provider runs no image that could have the agent";
+            let hint = "remove `agent` from the offer, or write `agent = { url = \"...\", sha256 = \"...\" }`";
+            return Err(Cause::new(FailureClass::Config, message).hint(hint));
+        }
     };
-    let user_data = user_data(request, url, sha256);
     if user_data.len() > USER_DATA_MAX {
         let message = "what the machine is told at its start is longer than the provider takes";
         return Err(Cause::new(FailureClass::Config, message).hint("give `agent` a shorter `url`"));
@@ -51,7 +59,7 @@ pub(super) fn body(
     let mut body = json!({
         "region_name": region,
         "instance_type_name": kind,
-        "ssh_key_names": [ssh_key],
+        "ssh_key_names": [ssh_key.name],
         "name": key,
         "tags": [{ "key": TAG, "value": key }, { "key": TAG_ACCOUNT, "value": account }],
         "user_data": user_data,
@@ -62,7 +70,24 @@ pub(super) fn body(
     Ok(body)
 }
 
-fn user_data(request: &CreateRequest, url: &str, sha256: &Sha256) -> String {
+/// A machine that the agent is pushed to is told nothing but which key it is known by: the rest comes over the connection that this
+/// key is the proof of.
+fn is_pushed_to(request: &CreateRequest, ssh_key: &LetIn) -> Result<String, Cause> {
+    let pair = HostPair::of(&request.boot.agent_key);
+    let (Some(public), Some(private)) = (pair.public(), pair.private()) else {
+        return Err(without_ssh());
+    };
+    let mut config = json!({
+        "ssh_deletekeys": true,
+        "ssh_keys": { "ed25519_private": private.expose_secret(), "ed25519_public": public.as_str() },
+    });
+    if let Some(more) = &ssh_key.more {
+        config["ssh_authorized_keys"] = json!([more]);
+    }
+    Ok(format!("#cloud-config\n{config}"))
+}
+
+fn fetches(request: &CreateRequest, url: &str, sha256: &Sha256) -> String {
     let listen = SocketAddr::from(([0, 0, 0, 0], PORT));
     let package = package(&request.boot, Some(listen)).environment();
     let package: Vec<String> = package

@@ -1,29 +1,57 @@
 //! What an account must have before a machine is made there: an SSH key, and an open port for the agents.
 //!
-//! Nothing is added to an account here: what is missing is said, before anything is rented. What was found once is not asked
-//! for again in this process.
+//! Nothing is added to an account here: what is missing is said, before anything is rented. What was found is not asked for again
+//! for a while. A machine whose agent is pushed is made with a key of its own, and lets in the owner of `ssh_key` beside it.
+
+use std::time::Duration;
 
 use serde_json::Value;
 use stageline_core::resource::{Cause, FailureClass};
 
 use super::boot::PORT;
+use super::keys::is_pushed;
 use super::wire::{data, text, whole};
 use super::{ANY, Lambda};
+use crate::provider::CreateRequest;
 use crate::provider::http::{Call, Fault};
+
+/// How old the account's keys may be: one that was there stays there.
+const READ_AGE: Duration = Duration::from_secs(600);
+
+/// By which keys one is let in to a new machine.
+pub(super) struct LetIn {
+    /// The account's key that it is made with.
+    pub(super) name: String,
+    /// The public half of another one.
+    pub(super) more: Option<String>,
+}
 
 /// Names of keys that a message lists.
 const NAMES_MAX: usize = 5;
 
 impl Lambda {
-    /// The SSH key that machines are made with.
-    pub(super) async fn ssh_key(&self) -> Result<&String, Fault> {
-        let ask = || async {
-            let answer = self.read(Call::get("/api/v1/ssh-keys", ANY)).await?;
-            let keys = names(data(&answer.body)?)?;
-            choose(&keys, self.settings.ssh_key.as_deref(), &self.settings.name)
-                .map_err(Fault::before)
-        };
-        self.ssh_key.get_or_try_init(ask).await
+    /// The SSH key that the machine is made with, and the public half of one more that is let in.
+    pub(super) async fn ssh_key(&self, request: &CreateRequest) -> Result<LetIn, Fault> {
+        let asked = self.settings.ssh_key.as_deref();
+        let pushed = is_pushed(request);
+        let own = || request.request_key.as_str().to_owned();
+        if pushed && asked.is_none() {
+            return Ok(LetIn {
+                name: own(),
+                more: None,
+            });
+        }
+        let keys = self.account_keys(READ_AGE).await?;
+        let names: Vec<String> = keys.iter().map(|key| key.name.clone()).collect();
+        let name = choose(&names, asked, &self.settings.name).map_err(Fault::before)?;
+        if !pushed {
+            return Ok(LetIn { name, more: None });
+        }
+        let more = keys.iter().find(|key| key.name == name);
+        Ok(LetIn {
+            name: own(),
+            more: more.map(|key| key.public.clone()),
+        })
     }
 
     /// Without a relay, agents are reached at a port of the machine that the account's rules must let in.
@@ -51,12 +79,6 @@ fn closed() -> Cause {
     Cause::new(FailureClass::Config, message).hint(format!(
         "add the rule `UDP {PORT}` at Lambda's console (Firewall), or give agents a [relay]; nothing was rented"
     ))
-}
-
-fn names(keys: &Value) -> Result<Vec<String>, Fault> {
-    let keys = keys.as_array();
-    let keys = keys.ok_or_else(|| Fault::shape("its `data` is no list of keys"))?;
-    Ok(keys.iter().filter_map(|key| text(key, "name")).collect())
 }
 
 /// The one that was asked for, or the only one.

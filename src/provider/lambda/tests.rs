@@ -428,6 +428,7 @@ fn lambda(key: &str, account: Option<&str>) -> Lambda {
         key: Ok(Arc::new(key.to_owned().into())),
         account: account.map(str::to_owned),
         relay: None,
+        means: crate::ssh::Means::default(),
         clock: Arc::new(crate::ambient::SystemClock),
     };
     Lambda::new(settings, None)

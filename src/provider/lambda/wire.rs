@@ -188,12 +188,24 @@ pub(super) fn tag(instance: &Value, key: &str) -> Option<String> {
     text(tag, "value")
 }
 
+/// Where it is.
+pub(super) fn ip(instance: &Value) -> Option<IpAddr> {
+    text(instance, "ip")?.parse().ok()
+}
+
+/// The request key that the SSH key is named by which it was made with; none when that is no key of ours.
+pub(super) fn ssh_key(instance: &Value) -> Option<RequestKey> {
+    let names = instance.get("ssh_key_names")?.as_array()?;
+    let mut names = names.iter().filter_map(|name| name.as_str()?.parse().ok());
+    names.next()
+}
+
 /// An instance in neutral words; none when it has no id.
 pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> {
     let mut contact = Contact::default();
     let mut status = status(instance);
     if status == MachineStatus::Running {
-        let ip: Option<IpAddr> = text(instance, "ip").and_then(|ip| ip.parse().ok());
+        let ip = ip(instance);
         contact.relay = relay.map(str::to_owned);
         contact
             .direct

@@ -1,7 +1,9 @@
 //! What a new pod is made from: its image, where it may be placed, and the command that starts the agent.
 //!
 //! The agent's package goes into environment variables: whoever has the account can read them, and they are of use on that pod
-//! only. The command is the container's own, so it stays in front for as long as the pod lives.
+//! only. Where the agent is pushed, only the public half of a key does. The command is the container's own, so it stays in front for as long as the pod lives.
+
+use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,7 +14,9 @@ use stageline_core::topology::AgentSource;
 use super::offer::Choice;
 use crate::agent::OwnEnd;
 use crate::provider::CreateRequest;
+use crate::provider::doors::without_ssh;
 use crate::provider::http::{package, start_script};
+use crate::ssh::OwnKey;
 
 /// What the provider runs when no image is asked for: one of its own, which most hosts have already.
 const PLAIN_IMAGE: &str = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404";
@@ -23,8 +27,14 @@ const MARK: &str = "STAGELINE_REQUEST_KEY";
 /// Says which account the pod was rented on, to whoever lists it with another key.
 pub(super) const ACCOUNT: &str = "STAGELINE_ACCOUNT";
 
+/// By which key images of the provider let one in.
+const PUBLIC_KEY: &str = "PUBLIC_KEY";
+
+/// Says in the pod's own record that its agent is pushed.
+pub(super) const PUSHED: (&str, &str) = ("STAGELINE_AGENT", "ssh");
+
 /// Each pod is handed its id and a key that is for this pod alone, so that it can end itself.
-fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
+pub(super) fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
     // What a simulator adds to its address is for the operator's side.
     let base = api.split('#').next().unwrap_or(api);
     OwnEnd {
@@ -62,22 +72,41 @@ pub(super) fn body(
     );
     asked("minRamPerGpu", asks.memory > 0, json!(asks.memory));
     asked("minVcpuCountPerGpu", asks.cpus > 0, json!(asks.cpus));
-    let mut package = package(&request.boot, None);
-    package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
-    let mut env = package.environment();
+    let agent = request.agent.as_ref().unwrap_or(&AgentSource::Image);
+    let pushed = *agent == AgentSource::Ssh;
+    let mut env = if pushed {
+        // What the agent is told comes over the connection, and not through the provider.
+        let own = OwnKey::of(&request.boot.agent_key).public();
+        let own = own.ok_or_else(without_ssh)?;
+        let (name, value) = PUSHED;
+        BTreeMap::from([
+            (PUBLIC_KEY.to_owned(), own),
+            (name.to_owned(), value.to_owned()),
+        ])
+    } else {
+        let mut package = package(&request.boot, None);
+        package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
+        package.environment()
+    };
     env.insert(MARK.to_owned(), request.request_key.as_str().to_owned());
     env.insert(ACCOUNT.to_owned(), account.to_owned());
     let places: Vec<&String> = choice.datacenter.iter().collect();
-    Ok(json!({
+    let mut body = json!({
         "name": request.request_key.as_str(),
         "image": request.image.as_deref().unwrap_or(PLAIN_IMAGE),
-        "args": args(request.agent.as_ref().unwrap_or(&AgentSource::Image)),
         "gpu": gpu,
         "cloud": asks.cloud.as_str(),
         "dataCenterIds": places,
         "disk": disk,
         "env": env,
-    }))
+    });
+    if pushed {
+        // The image's own command starts its SSH server.
+        body["ports"] = json!(["22/tcp"]);
+    } else {
+        body["args"] = json!(args(agent));
+    }
+    Ok(body)
 }
 
 /// The container's command. In one word without quotes, whatever is in it: the provider splits it as a shell does.

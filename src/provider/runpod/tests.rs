@@ -445,6 +445,7 @@ async fn a_pod_that_nobody_could_talk_to_is_not_rented() {
         key: Ok(Arc::new("k".to_owned().into())),
         account: None,
         relay: None,
+        means: crate::ssh::Means::default(),
         clock: Arc::new(crate::ambient::SystemClock),
     });
     match runpod

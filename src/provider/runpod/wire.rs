@@ -11,6 +11,7 @@ use stageline_core::label::Label;
 use stageline_core::resource::{Cause, Contact, FailureClass};
 use stageline_core::unit::MicroDollars;
 
+use super::boot::PUSHED;
 use super::offer;
 use crate::provider::http::{Answer, Fault, Told, clear, money, number, text};
 use crate::provider::{Machine, MachineStatus, Phase};
@@ -166,7 +167,10 @@ pub(super) fn machine(pod: &Value, relay: Option<&str>) -> Option<Machine> {
     let facts = offer::pod_facts(pod);
     let mut contact = Contact::default();
     let status = match (status(pod), address(pod)) {
-        (MachineStatus::Running, None) if relay.is_none() => {
+        (MachineStatus::Running, None)
+            if relay.is_none()
+                && !(mark(pod, PUSHED.0) == Some(PUSHED.1) && ssh(pod).is_some()) =>
+        {
             MachineStatus::Pending(Phase::new("running, and nothing says how to reach it"))
         }
         (MachineStatus::Running, address) => {
@@ -221,9 +225,18 @@ fn status(pod: &Value) -> MachineStatus {
 
 /// Where the agent's port is, from outside, if it is mapped.
 fn address(pod: &Value) -> Option<SocketAddr> {
+    mapped(pod, PORT, "udp")
+}
+
+/// Where one gets in by SSH. The provider's proxy runs no programs and is not taken.
+pub(super) fn ssh(pod: &Value) -> Option<SocketAddr> {
+    mapped(pod, 22.0, "tcp")
+}
+
+fn mapped(pod: &Value, private: f64, kind: &str) -> Option<SocketAddr> {
     let ports = pod.get("runtime")?.get("ports")?.as_array()?;
     let ours = |port: &&Value| {
-        number(port, "private") == Some(PORT) && text(port, "type").as_deref() == Some("udp")
+        number(port, "private") == Some(private) && text(port, "type").as_deref() == Some(kind)
     };
     let port = ports.iter().find(ours)?;
     let ip: IpAddr = text(port, "ip")?.parse().ok()?;

@@ -10,8 +10,10 @@ use stageline_core::id::{MachineId, RequestKey};
 use stageline_core::resource::Cause;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::agent::OwnEnd;
+use crate::agent::boot::Package;
 use crate::provider::http::package;
-use crate::provider::{Bring, Brought, Phase};
+use crate::provider::{Bring, Brought, Phase, SSH_PHASE};
 use crate::ssh::{self, Builds, Host, Load, SshError};
 
 /// Agents on their way.
@@ -28,6 +30,10 @@ pub(in crate::provider) struct Bound<'a> {
     /// The host is one's own: it is marked as taken, and what it shows counts. Else the machine is on its way: another key, or that
     /// it lets nobody in yet, may pass.
     pub own: bool,
+    /// Where its agent is to listen; none is any port, the usual one first.
+    pub listen: Option<SocketAddr>,
+    /// How the machine ends itself; none where it cannot.
+    pub own_end: Option<OwnEnd>,
 }
 
 enum Push {
@@ -52,7 +58,14 @@ impl Pushes {
         builds: &Arc<Builds>,
         what: Bring<'_>,
     ) -> Result<Brought, Cause> {
-        let Bound { id, key, name, own } = machine;
+        let Bound {
+            id,
+            key,
+            name,
+            own,
+            listen,
+            own_end,
+        } = machine;
         match self.found(id) {
             Found::Done => return Ok(Brought::There),
             Found::Pending(phase) => return Ok(Brought::Pending(phase)),
@@ -81,7 +94,7 @@ impl Pushes {
             (Arc::clone(host), Arc::clone(builds)),
             key.clone(),
             (what.native, own),
-            load(what),
+            load(what, listen, own_end),
             Arc::clone(&phase),
         ));
         let now = phase.lock().expect("no holder panics").clone();
@@ -130,24 +143,26 @@ impl Pushes {
                 Ok(Brought::There)
             }
             Err(error) if error.may_pass() || (!own && error.is_the_hosts()) => {
-                let why = format!("waiting for SSH at {}: {error}", host.place());
-                Ok(Brought::Pending(Phase::new(why)))
+                let why = format!("at {}: {error}", host.place());
+                Ok(Brought::Pending(Phase::new(SSH_PHASE).because(why)))
             }
             Err(error) => Err(error.cause(host.place())),
         }
     }
 }
 
-fn load(what: Bring<'_>) -> crate::agent::boot::Package {
-    let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    package(&what.boot, Some(listen))
+fn load(what: Bring<'_>, listen: Option<SocketAddr>, own_end: Option<OwnEnd>) -> Package {
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let mut package = package(&what.boot, Some(listen.unwrap_or(any)));
+    package.config.own_end = own_end;
+    package
 }
 
 async fn carry(
     (host, builds): (Arc<Host>, Arc<Builds>),
     key: RequestKey,
     (native, marked): (bool, bool),
-    mut package: crate::agent::boot::Package,
+    mut package: Package,
     phase: Arc<Mutex<Phase>>,
 ) -> Result<(), SshError> {
     let told = |what: &str, percent: Option<u8>| {
@@ -161,7 +176,11 @@ async fn carry(
     host.session().await?;
     // Easy to let through a firewall; on this computer there is none, and the port may be somebody else's.
     let far = host.peer().is_some_and(|peer| !peer.is_loopback());
-    package.config.port = far.then_some(crate::agent::PORT);
+    let any = package
+        .config
+        .listen
+        .is_none_or(|listen| listen.port() == 0);
+    package.config.port = (far && any).then_some(crate::agent::PORT);
     let load = Load {
         key: &key,
         package: &package,

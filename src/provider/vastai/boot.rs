@@ -1,7 +1,7 @@
 //! What a new instance is made from: its image, its ports, and the command that starts the agent.
 //!
 //! The agent's package goes into environment variables: the host owner can see them, and they are of use on that machine
-//! only. The command restarts an agent that ended. A fetched agent runs when its digest fits, and not otherwise.
+//! only; where the agent is pushed, it comes over SSH instead. The command restarts an agent that ended. A fetched agent runs when its digest fits, and not otherwise.
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,7 @@ const PLAIN_IMAGE: &str = "vastai/base-image:@vastai-automatic-tag";
 const ONSTART_MAX: usize = 4000;
 
 /// Each container is handed a key that can start, stop and destroy its own instance, and nothing else.
-fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
+pub(super) fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
     // What a simulator adds to its address is for the operator's side.
     let base = api.split('#').next().unwrap_or(api);
     OwnEnd {
@@ -35,19 +35,26 @@ fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
     }
 }
 
+/// Says in the instance's own record that its agent is pushed.
+pub(super) const PUSHED: (&str, &str) = ("STAGELINE_AGENT", "ssh");
+
 /// The body of the create.
 pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Value, Cause> {
-    let listen = SocketAddr::from(([0, 0, 0, 0], PORT));
-    let mut package = package(&request.boot, Some(listen));
-    package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
-    let mut env: Map<String, Value> = package
-        .environment()
-        .into_iter()
-        .map(|(name, value)| (name, Value::String(value)))
-        .collect();
-    env.insert(format!("-p {PORT}:{PORT}/udp"), json!("1"));
+    let mut env: Map<String, Value> = Map::new();
     let agent = request.agent.as_ref().unwrap_or(&AgentSource::Image);
-    let onstart = start_script(agent);
+    let onstart = if *agent == AgentSource::Ssh {
+        // What the agent is told comes over the connection, and not through the provider.
+        env.insert(PUSHED.0.to_owned(), json!(PUSHED.1));
+        String::new()
+    } else {
+        let listen = SocketAddr::from(([0, 0, 0, 0], PORT));
+        let mut package = package(&request.boot, Some(listen));
+        package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
+        let package = package.environment().into_iter();
+        env.extend(package.map(|(name, value)| (name, Value::String(value))));
+        start_script(agent)
+    };
+    env.insert(format!("-p {PORT}:{PORT}/udp"), json!("1"));
     if onstart.len() > ONSTART_MAX {
         let message = "the address of the agent is too long for the command that starts it";
         return Err(Cause::new(FailureClass::Config, message).hint("give `agent` a shorter `url`"));

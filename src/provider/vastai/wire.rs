@@ -10,7 +10,7 @@ use stageline_core::label::Label;
 use stageline_core::resource::{Contact, FailureClass};
 use stageline_core::unit::Timestamp;
 
-use super::boot::PORT;
+use super::boot::{PORT, PUSHED};
 use super::offer;
 use crate::provider::http::{Answer, Fault, Told};
 pub(super) use crate::provider::http::{flag, money, number, text};
@@ -169,7 +169,9 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
             contact.relay = relay.map(str::to_owned);
             MachineStatus::Running
         }
-        (MachineStatus::Running, None) if relay.is_some() => {
+        (MachineStatus::Running, None)
+            if relay.is_some() || (is_pushed(instance) && ssh(instance).is_some()) =>
+        {
             contact.relay = relay.map(str::to_owned);
             MachineStatus::Running
         }
@@ -271,8 +273,27 @@ fn loading(said: Option<&str>) -> Phase {
 
 /// Where the agent's port is, from outside.
 fn address(instance: &Value) -> Option<SocketAddr> {
+    mapped(instance, &format!("{PORT}/udp"))
+}
+
+/// Where one gets in by SSH. The provider's proxy shows keys of its own and is not taken.
+pub(super) fn ssh(instance: &Value) -> Option<SocketAddr> {
+    mapped(instance, "22/tcp")
+}
+
+fn mapped(instance: &Value, port: &str) -> Option<SocketAddr> {
     let ip: IpAddr = text(instance, "public_ipaddr")?.parse().ok()?;
-    let mapped = instance.get("ports")?.get(format!("{PORT}/udp"))?.get(0)?;
+    let mapped = instance.get("ports")?.get(port)?.get(0)?;
     let port = id(mapped, "HostPort")?.parse().ok()?;
     Some(SocketAddr::new(ip, port))
+}
+
+/// Whether its agent is pushed: its own record says so.
+pub(super) fn is_pushed(instance: &Value) -> bool {
+    let pairs = instance.get("extra_env").and_then(Value::as_array);
+    let word = |pair: &Value, at: usize| pair.get(at).and_then(Value::as_str).map(str::to_owned);
+    let ours = |pair: &Value| {
+        word(pair, 0).as_deref() == Some(PUSHED.0) && word(pair, 1).as_deref() == Some(PUSHED.1)
+    };
+    pairs.into_iter().flatten().any(ours)
 }

@@ -54,6 +54,14 @@ pub(super) fn has_key(world: &World, account: &str, name: &str) -> bool {
     })
 }
 
+/// The public half of a key.
+pub(super) fn public_key(world: &World, account: &str, name: &str) -> Option<String> {
+    table(world, account, KEYS, |keys| {
+        let key = keys.iter().find(|key| key["name"] == name)?;
+        key["public_key"].as_str().map(str::to_owned)
+    })
+}
+
 pub(super) fn answer(
     world: &World,
     method: &str,

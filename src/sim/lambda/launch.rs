@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
 
+use super::super::access::Access;
 use super::super::machine::Offer;
 use super::super::serve::{Reply, Way};
 use super::super::world::{Wish, World};
@@ -13,6 +14,10 @@ use crate::ambient::random;
 
 /// Where an agent that came by cloud-init listens.
 const AGENT_PORT: u16 = 41641;
+
+/// As whom one logs in, and where: port 22 of this computer is somebody else's.
+const USER: &str = "ubuntu";
+const SSH_PORT: u16 = 2222;
 
 /// The file of the user data that has the agent's package.
 const PACKAGE: &str = "/etc/stageline/boot.env";
@@ -64,7 +69,7 @@ pub(super) fn launch(world: &World, account: &str, body: &Value) -> Reply {
     if gone || offer.taken {
         return sold_out();
     }
-    let wish = wish(account, &offer, body);
+    let wish = wish(world, account, &offer, body);
     made(world, offer, wish)
 }
 
@@ -146,7 +151,7 @@ fn malformed(world: &World, account: &str, body: &Value) -> Option<Reply> {
     None
 }
 
-fn wish(account: &str, offer: &Offer, body: &Value) -> Wish {
+fn wish(world: &World, account: &str, offer: &Offer, body: &Value) -> Wish {
     let text = |field: &str| {
         let text = body.get(field).and_then(Value::as_str);
         text.unwrap_or("").to_owned()
@@ -159,7 +164,9 @@ fn wish(account: &str, offer: &Offer, body: &Value) -> Wish {
     for field in ["file_system_names", "hostname"] {
         more[field] = body.get(field).cloned().unwrap_or(Value::Null);
     }
+    let access = access(world, account, body, &user_data);
     Wish {
+        access: Some(access),
         account: account.to_owned(),
         label: text("name"),
         image: types::FAMILY.to_owned(),
@@ -174,12 +181,33 @@ fn wish(account: &str, offer: &Offer, body: &Value) -> Wish {
     }
 }
 
+/// Who gets in: by the account's key that the launch names, and by those of the user data.
+fn access(world: &World, account: &str, body: &Value, user_data: &str) -> Access {
+    let names = body["ssh_key_names"].as_array().into_iter().flatten();
+    let named = names.filter_map(|name| account::public_key(world, account, name.as_str()?));
+    let config = cloud_config(user_data);
+    let more = config["ssh_authorized_keys"].as_array();
+    let more = more.into_iter().flatten().filter_map(Value::as_str);
+    let keys = named.chain(more.map(str::to_owned));
+    Access {
+        host_key: config["ssh_keys"]["ed25519_private"]
+            .as_str()
+            .map(str::to_owned),
+        ..Access::of(USER, SSH_PORT, keys)
+    }
+}
+
+/// User data of ours, which is JSON.
+fn cloud_config(user_data: &str) -> Value {
+    let config = user_data.strip_prefix("#cloud-config\n");
+    config
+        .and_then(|config| serde_json::from_str(config).ok())
+        .unwrap_or(Value::Null)
+}
+
 /// The variables that user data of ours hands to the agent. Other user data is not run.
 fn package(user_data: &str) -> BTreeMap<String, String> {
-    let config = user_data.strip_prefix("#cloud-config\n");
-    let config: Value = config
-        .and_then(|config| serde_json::from_str(config).ok())
-        .unwrap_or(Value::Null);
+    let config = cloud_config(user_data);
     let files = config["write_files"].as_array();
     let mut files = files.into_iter().flatten();
     let file = files.find(|file| file["path"] == PACKAGE);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use stageline_core::unit::Bytes;
 
+use super::super::access::Access;
 use super::super::machine::Offer;
 use super::super::registry;
 use super::super::serve::{Reply, Way};
@@ -229,7 +230,11 @@ fn wish(account: &str, body: &Value) -> Wish {
         "globalNetworking": body.get("globalNetworking") == Some(&json!(true)),
     });
     more["locked"] = json!(false);
+    // What an image of the provider does with it: without a command of one's own it starts an SSH server.
+    let key = env.get("PUBLIC_KEY").filter(|_| text("args").is_empty());
+    let access = key.map(|key| Access::of("root", 0, std::iter::once(key.clone())));
     Wish {
+        access,
         account: account.to_owned(),
         label: text("name"),
         image: text("image"),

@@ -166,12 +166,17 @@ fn ports(machine: &mut Machine, now: u64, up: bool) -> Vec<Value> {
     if !up || now < machine.address_from {
         return Vec::new();
     }
+    let door = machine.agent.as_ref().and_then(|agent| agent.ssh());
     let asked = machine.more["ports"].as_array().into_iter().flatten();
     let mut ports: Vec<Value> = (30_000_u32..)
         .zip(asked)
         .filter_map(|(public, port)| {
             let (private, kind) = port.as_str()?.split_once('/')?;
             let private: u16 = private.parse().ok()?;
+            let public = match door.filter(|_| private == 22) {
+                Some(door) => u32::from(door.port()),
+                None => public,
+            };
             Some(json!({ "private": private, "public": public, "type": kind, "ip": "127.0.0.1" }))
         })
         .collect();

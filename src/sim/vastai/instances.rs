@@ -172,7 +172,9 @@ fn reach(machine: &mut Machine, now: u64, stand: &Stand) -> (Value, Value) {
         return (Value::Null, Value::Null);
     }
     let mapped = |port: u16| json!([{ "HostIp": "0.0.0.0", "HostPort": port.to_string() }]);
-    let mut ports = json!({ "22/tcp": mapped(41022) });
+    let ssh = machine.agent.as_ref().and_then(|agent| agent.ssh());
+    let ssh = ssh.map_or(41022, |address| address.port());
+    let mut ports = json!({ "22/tcp": mapped(ssh) });
     if let Some(address) = machine.agent.as_ref().and_then(|agent| agent.address()) {
         let wrong = machine.wrong_address > 0;
         machine.wrong_address = 0;
@@ -198,6 +200,20 @@ fn with<T>(
 pub(super) fn show(world: &World, account: &str, id: &str) -> Reply {
     let row = with(world, account, id, |machine, now| row(world, machine, now));
     yes(&json!({ "instances": row }))
+}
+
+/// Lets a key in to one instance.
+pub(super) fn attach(world: &World, account: &str, id: &str, body: &Value) -> Reply {
+    let key = body.get("ssh_key").and_then(Value::as_str).unwrap_or("");
+    let taken = with(world, account, id, |machine, _| {
+        let access = machine.access.as_ref();
+        access.is_some_and(|access| access.take(key))
+    });
+    match taken {
+        Some(true) => yes(&json!({ "success": true, "msg": "SSH key added to instance." })),
+        Some(false) => no(400, "invalid_args", "Invalid SSH key"),
+        None => no(404, "no_such_instance", &format!("no such instance {id}")),
+    }
 }
 
 pub(super) fn destroy(world: &World, account: &str, id: &str) -> Reply {

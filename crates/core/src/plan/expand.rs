@@ -507,7 +507,7 @@ impl<'a> Expansion<'a> {
                     ceiling: limits.into_iter().flatten().min(),
                     image: offer.image.clone(),
                     registry: offer.registry.clone(),
-                    agent: offer.agent.clone(),
+                    agent: offer.agent_on(&provider.kind),
                     requote: offer.requote.max(lease.requote.unwrap_or_default()),
                 })
             })

@@ -10,10 +10,10 @@ use super::{Choice, EndsBy, LeaseTerms, Money, Verdict};
 use crate::diagnostic::Diagnostic;
 use crate::id::{Address, LeaseId, Name};
 use crate::journal::Verb;
-use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
+use crate::resource::{LeaseReceipt, LeaseSpec, Spec, Terms};
 use crate::shared::Shared;
 use crate::state::{Recorded, Seen};
-use crate::topology::{AgentWay, Limits, Requote};
+use crate::topology::{AgentSource, AgentWay, Limits, Requote};
 use crate::unit::{MicroDollars, Millis};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -94,11 +94,12 @@ fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_
     let limited = spec.is_some_and(|spec| {
         spec.idle_timeout != Millis::NEVER || spec.max_lifetime != Millis::NEVER
     });
-    let itself = |provider: &Name| ends_itself(provider, input);
     let all = match (kept, spec) {
-        (Some(receipt), _) => itself(&receipt.provider),
-        (None, Some(spec)) => spec.terms.iter().all(|terms| itself(&terms.provider)),
-        (None, None) => false,
+        (Some(receipt), _) if receipt.ready.is_some() => ends_itself(&receipt.provider, input),
+        (Some(_), Some(spec)) | (None, Some(spec)) => {
+            spec.terms.iter().all(|terms| may_end_itself(terms, input))
+        }
+        (Some(_) | None, None) => false,
     };
     match (limited && all, input.options.watched) {
         (true, _) => EndsBy::Box,
@@ -179,7 +180,11 @@ pub(super) fn ends_by_nobody(
     let providers = table.spec.terms.iter().map(|terms| &terms.provider);
     let cannot: BTreeSet<&Name> = providers.filter(|name| !ends_itself(name)).collect();
     let cannot: Vec<String> = cannot.iter().map(|name| format!("`{name}`")).collect();
-    let why = if cannot.is_empty() {
+    let mut ways = table.spec.terms.iter().map(|terms| &terms.agent);
+    let pushed = ways.any(|agent| *agent == Some(AgentSource::Ssh));
+    let why = if cannot.is_empty() && pushed {
+        "one that its agent is pushed to does not end itself before that is there".to_owned()
+    } else if cannot.is_empty() {
         "they have no limits by which they would end themselves".to_owned()
     } else {
         format!(
@@ -204,6 +209,11 @@ fn unbilled(spec: &LeaseSpec, input: &Draft<'_>) -> bool {
         let market = input.markets.get(&terms.provider);
         market.is_some_and(|market| market.unbilled)
     })
+}
+
+/// Whether machines of these terms end themselves from their start on: one that its agent has to be pushed to waits for somebody.
+fn may_end_itself(terms: &Terms, input: &Draft<'_>) -> bool {
+    terms.agent != Some(AgentSource::Ssh) && ends_itself(&terms.provider, input)
 }
 
 /// Whether machines of this provider can end themselves.

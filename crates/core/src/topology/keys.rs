@@ -383,7 +383,8 @@ const AGENT: Key = Key {
     kind: Kind::ChoiceOrTable(AGENT_WAYS, &AGENT_FETCH),
     need: Need::Default("auto"),
     change: Change::Replace,
-    doc: "How stageline's agent gets onto a rented machine. `local` needs none; at `lambda` it is always fetched, at `ssh` always pushed.",
+    doc: "How stageline's agent gets onto a rented machine. `local` needs none; at `ssh` it is always pushed, and at `lambda` fetched or \
+          pushed. Plans say which way it is. A machine that it is pushed to does not end itself before it is there.",
     example: "\"image\"",
 };
 
@@ -391,13 +392,13 @@ const AGENT: Key = Key {
 pub(super) const AGENT_WAYS: &[Choice] = &[
     (
         "auto",
-        "the provider's usual way: pushed over SSH by `ssh`, and by `command` where its program tells an SSH address and no agent's; \
-         else in the image",
+        "in the image, where an offer of `vastai` or `runpod` names one; by `command` as its program tells: pushed where that is an SSH \
+         address and no agent's; else pushed over SSH",
     ),
     ("image", "it is in the image, as `stageline` on its PATH"),
     (
         "ssh",
-        "stageline logs in, puts it there and starts it; for `ssh` and `command`",
+        "stageline logs in over SSH, puts it there and starts it",
     ),
 ];
 

@@ -145,41 +145,38 @@ fn own_host(root: &Fields<'_>, name: &Name, offer: &Offer) {
     }
 }
 
-/// A rented machine's agent is in its image, or is fetched by the machine.
+/// An agent that is in an image needs one.
 fn agent_comes_from(root: &Fields<'_>, name: &Name, offer: &Offer, cloud: Cloud) {
-    if matches!(offer.agent, Some(AgentSource::Ssh)) {
-        let message = format!(
-            "`offer.{name}`: stageline does not log in to machines of `{}` yet",
-            cloud.as_str()
-        );
-        let hint = "put the agent into the `image`, or write `agent = { url = \"...\", sha256 = \"...\" }`";
-        let at = place(root, "offer", name, "agent");
-        return root.fault(at, "topology/conflict", message, hint);
-    }
-    if matches!(offer.agent, Some(AgentSource::Fetch { .. })) {
+    if offer.agent != Some(AgentSource::Image) {
         return;
     }
     let fault = |key, code, message: String, hint| {
         root.fault(place(root, "offer", name, key), code, message, hint);
     };
+    let else_pushed = "remove `agent`, so that it is pushed over SSH, or write `agent = { url = \"...\", sha256 = \"...\" }`";
     if !cloud.takes_images() {
-        let hint = "add `agent = { url = \"...\", sha256 = \"...\" }`";
-        if offer.agent.is_some() {
-            let message = format!(
-                "`offer.{name}`: machines of `{}` run no image that could have the agent",
-                cloud.as_str()
-            );
-            return fault("agent", "topology/conflict", message, hint);
-        }
-        let message = format!("`offer.{name}` does not say where the agent is fetched from");
-        return fault("provider", "topology/missing-key", message, hint);
-    }
-    if offer.image.is_none() {
         let message = format!(
-            "`offer.{name}` says neither which image has the agent nor where it is fetched from"
+            "`offer.{name}`: machines of `{}` run no image that could have the agent",
+            cloud.as_str()
         );
-        let hint = "add `image = \"...\"`, or `agent = { url = \"...\", sha256 = \"...\" }`";
-        fault("provider", "topology/missing-key", message, hint);
+        fault("agent", "topology/conflict", message, else_pushed);
+    } else if offer.image.is_none() {
+        let message = format!("`offer.{name}` does not say which image has the agent");
+        let hint = "add `image = \"...\"`; or remove `agent`, so that it is pushed over SSH";
+        fault("agent", "topology/missing-key", message, hint);
+    }
+}
+
+impl Offer {
+    /// How the agent gets onto its machines: as it says, else in its image where machines run images of one's own, else over SSH.
+    /// None is the provider's usual way.
+    pub fn agent_on(&self, provider: &ProviderKind) -> Option<AgentSource> {
+        let ProviderKind::Cloud { cloud, .. } = provider else {
+            return self.agent.clone();
+        };
+        let inside = cloud.takes_images() && self.image.is_some();
+        let usual = (!inside).then_some(AgentSource::Ssh);
+        self.agent.clone().or(usual)
     }
 }
 

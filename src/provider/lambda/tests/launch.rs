@@ -9,6 +9,7 @@ use stageline_core::resource::{DISK, FailureClass};
 use stageline_core::topology::AgentSource;
 
 use super::super::boot;
+use super::super::ready::LetIn;
 use super::{kind, quotes, types};
 use crate::agent::boot::Package;
 use crate::provider::{Boot, CreateRequest};
@@ -38,6 +39,13 @@ fn request(agent: Option<AgentSource>) -> CreateRequest {
     }
 }
 
+fn let_in(name: &str, more: Option<&str>) -> LetIn {
+    LetIn {
+        name: name.to_owned(),
+        more: more.map(str::to_owned),
+    }
+}
+
 fn fetched(url: &str) -> Option<AgentSource> {
     Some(AgentSource::Fetch {
         url: url.to_owned(),
@@ -49,7 +57,7 @@ fn fetched(url: &str) -> Option<AgentSource> {
 fn a_launch_has_our_key_in_its_name_and_the_agent_in_its_user_data() {
     let place = ("us-west-1", "gpu_1x_a10");
     let request = request(fetched("https://example.org/stageline"));
-    let body = boot::body(&request, place, "laptop", "key-1").expect("a body");
+    let body = boot::body(&request, place, &let_in("laptop", None), "key-1").expect("a body");
     assert_eq!(body["name"], "sl-00112233445566aa-0011aabb-g1a1");
     assert_eq!(body["tags"][0]["value"], body["name"]);
     assert_eq!(
@@ -90,21 +98,45 @@ fn a_launch_has_our_key_in_its_name_and_the_agent_in_its_user_data() {
         image: Some("lambda-stack-24-04".to_owned()),
         ..request
     };
-    let body = boot::body(&with_image, place, "laptop", "key-1").expect("a body");
+    let body = boot::body(&with_image, place, &let_in("laptop", None), "key-1").expect("a body");
     assert_eq!(body["image"], json!({ "family": "lambda-stack-24-04" }));
 }
 
 #[test]
 fn a_launch_without_an_agent_is_refused_before_it_is_sent() {
     for agent in [
-        None,
         Some(AgentSource::Image),
         fetched(&format!("https://x.example/{}", "x".repeat(1 << 20))),
     ] {
-        let refused = boot::body(&request(agent), ("r", "t"), "k", "a").expect_err("refused");
+        let refused = boot::body(&request(agent), ("r", "t"), &let_in("k", None), "a");
+        let refused = refused.expect_err("refused");
         assert_eq!(refused.class, FailureClass::Config);
         assert!(refused.hint.is_some());
     }
+}
+
+#[test]
+#[cfg(feature = "ssh")]
+fn a_machine_that_is_pushed_to_is_told_its_host_key_and_nothing_of_its_agent() {
+    let request = request(Some(AgentSource::Ssh));
+    let keys = let_in(request.request_key.as_str(), Some("ssh-ed25519 AAAA"));
+    let body = boot::body(&request, ("r", "t"), &keys, "key-1").expect("a body");
+    assert_eq!(body["ssh_key_names"], json!([request.request_key.as_str()]));
+    let text = body["user_data"].as_str().expect("a text");
+    let config = text.strip_prefix("#cloud-config\n").expect("cloud-init's");
+    let config: Value = serde_json::from_str(config).expect("JSON is YAML");
+    let pair = crate::ssh::HostPair::of(&request.boot.agent_key);
+    assert_eq!(
+        config["ssh_keys"]["ed25519_public"].as_str(),
+        pair.public().as_ref().map(|key| key.as_str())
+    );
+    assert_eq!(config["ssh_authorized_keys"], json!(["ssh-ed25519 AAAA"]));
+    assert!(config.get("write_files").is_none() && config.get("runcmd").is_none());
+    // Neither the agent's package, nor what lets us in.
+    let package = crate::provider::http::package(&request.boot, None).environment();
+    assert!(package.values().all(|piece| !text.contains(piece.as_str())));
+    let own = crate::ssh::OwnKey::of(&request.boot.agent_key);
+    assert!(own.public().is_some_and(|own| !text.contains(&own)));
 }
 
 /// Runs the start command as the service does, with a `curl` and an agent of our own. Returns what ran, and how it went.

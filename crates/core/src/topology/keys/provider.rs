@@ -80,8 +80,9 @@ pub(super) static PROVIDER: TableDef = TableDef {
             name: "ssh_key",
             kind: Kind::Text,
             need: Need::Optional("the only one that the account has"),
-            doc: "`lambda`: the SSH key that machines are made with, by its name at the provider, which takes exactly one. Who \
-                  has it can log in; stageline itself does not.",
+            doc: "`lambda`: the SSH key of the account, by its name there, whose owner can log in to machines. Where the agent is \
+                  fetched a machine is made with it; where it is pushed, a machine is made with a key of its own, and this one is let in \
+                  beside it, if it is named.",
             example: "\"laptop\"",
             ..KEY
         },

@@ -1,0 +1,241 @@
+//! SSH keys that are registered at the account for one try of a machine each, so that its agent can be pushed there.
+//!
+//! What always holds: a key is named by the request key, which is on record before it is registered, and is registered right before
+//! its launch; it is removed when the launch is refused and when the machine is ended. As long as one is there without its machine, it
+//! is listed as a machine that is over and costs nothing, so that whatever sees to machines sees to it: doubts, releases, orphans. It
+//! refuses to touch a key that is not named so.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use stageline_core::id::{MachineId, RequestKey};
+use stageline_core::label::Label;
+use stageline_core::offer::Facts;
+use stageline_core::resource::{Cause, Contact, Outcome};
+use stageline_core::topology::AgentSource;
+use stageline_core::unit::MicroDollars;
+
+use super::wire::{data, text};
+use super::{ANY, Lambda, Seen, advised};
+use crate::ambient::crash_point;
+use crate::provider::doors::without_ssh;
+use crate::provider::http::{Call, Fault};
+use crate::provider::{CreateRequest, Machine, MachineStatus, Released};
+use crate::ssh::OwnKey;
+
+/// Where the API has them.
+const PATH: &str = "/api/v1/ssh-keys";
+
+/// What the id of one begins with, among machines.
+const HEAD: &str = "ssh-key:";
+
+/// How old the account's keys may be for a listing: one that somebody registers meanwhile is a try whose outcome is open, and that is
+/// watched for longer.
+const AGE: Duration = Duration::from_secs(20);
+
+/// Longest that a key may take to be registered.
+pub(super) const REGISTER_MAX: Duration = Duration::from_secs(15);
+
+/// A key of the account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AccountKey {
+    id: String,
+    pub(super) name: String,
+    /// Without its comment: that may be another on read-back.
+    pub(super) public: String,
+}
+
+/// The keys of an answer.
+pub(super) fn keys(body: &Value) -> Result<Vec<AccountKey>, Fault> {
+    let rows = data(body)?.as_array();
+    let rows = rows.ok_or_else(|| Fault::shape("its `data` is no list of keys"))?;
+    let key = |row: &Value| {
+        Some(AccountKey {
+            id: text(row, "id").unwrap_or_default(),
+            name: text(row, "name")?,
+            public: plain(row.get("public_key").and_then(Value::as_str).unwrap_or("")),
+        })
+    };
+    Ok(rows.iter().filter_map(key).collect())
+}
+
+/// A public key without its comment.
+fn plain(public: &str) -> String {
+    let words: Vec<&str> = public.split_ascii_whitespace().take(2).collect();
+    words.join(" ")
+}
+
+/// Whether the agent of this machine is pushed.
+pub(super) fn is_pushed(request: &CreateRequest) -> bool {
+    matches!(request.agent, None | Some(AgentSource::Ssh))
+}
+
+impl Lambda {
+    /// The SSH keys of the account.
+    pub(super) async fn account_keys(&self, age: Duration) -> Result<Arc<Vec<AccountKey>>, Fault> {
+        let fetch = async || {
+            let answer = self.read(Call::get(PATH, ANY)).await?;
+            Ok(Arc::new(keys(&answer.body)?))
+        };
+        self.keys.get(self.api.scaled(age), fetch).await
+    }
+
+    /// Registers the key of a try. It may be sent again: its name tells whether it is there.
+    pub(super) async fn register(&self, request: &CreateRequest) -> Result<(), Outcome<Machine>> {
+        let own = OwnKey::of(&request.boot.agent_key).public();
+        let Some(own) = own else {
+            return Err(Outcome::Refused(without_ssh()));
+        };
+        let name = request.request_key.as_str();
+        let body = json!({ "name": name, "public_key": own });
+        crash_point("an SSH key, not yet registered");
+        let sent = self.api.read(Call::send(Method::POST, PATH, ANY, body));
+        let limit = self.api.above(REGISTER_MAX);
+        let answer = tokio::time::timeout(limit, sent).await;
+        self.keys.forget().await;
+        crash_point("an SSH key, just registered");
+        let fault = match answer {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(fault)) => advised(fault),
+            Err(_) => {
+                let seconds = limit.as_secs();
+                let why = format!("it was not registered within {seconds} s");
+                Fault::shape(&why)
+            }
+        };
+        // An earlier sending of the same may have arrived.
+        let there = self.account_keys(Duration::ZERO).await;
+        let same = |key: &AccountKey| key.name == name && key.public == plain(&own);
+        if there.is_ok_and(|keys| keys.iter().any(same)) {
+            return Ok(());
+        }
+        let message = format!(
+            "the SSH key of its machine cannot be registered: {}",
+            fault.cause.message
+        );
+        let cause = Cause {
+            message,
+            ..fault.cause
+        };
+        Err(Fault { cause, ..fault }.outcome())
+    }
+
+    /// How a launch ended of which nothing came: its key goes, too. While that is not done it is not over.
+    pub(super) async fn withdrawn(
+        &self,
+        key: Option<&RequestKey>,
+        cause: Cause,
+    ) -> Outcome<Machine> {
+        let Some(key) = key else {
+            return Outcome::Refused(cause);
+        };
+        match self.remove_named(key.as_str()).await {
+            Ok(()) => Outcome::Refused(cause),
+            Err(left) => Outcome::InDoubt(Cause {
+                message: format!(
+                    "{}; and the SSH key {key} that was registered for it could not be removed: {}",
+                    cause.message, left.message
+                ),
+                ..cause
+            }),
+        }
+    }
+
+    /// Removes the key of a machine, where it has one.
+    pub(super) async fn remove_key_of(&self, id: &MachineId) -> Result<(), Cause> {
+        let name = {
+            let keyed = self.keyed.lock().expect("no holder panics");
+            keyed.get(id).cloned()
+        };
+        let Some(name) = name else { return Ok(()) };
+        self.remove_named(name.as_str()).await?;
+        self.keyed.lock().expect("no holder panics").remove(id);
+        Ok(())
+    }
+
+    async fn remove_named(&self, name: &str) -> Result<(), Cause> {
+        let keys = self.account_keys(AGE).await;
+        let keys = keys.map_err(|fault| fault.cause)?;
+        for key in keys.iter().filter(|key| key.name == name) {
+            self.remove(&key.id).await?;
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, id: &str) -> Result<Released, Cause> {
+        crash_point("an SSH key, not yet removed");
+        let call = Call {
+            method: Method::DELETE,
+            ..Call::get(format!("{PATH}/{id}"), ANY)
+        };
+        let answer = self.api.release(call).await.map_err(advised);
+        self.keys.forget().await;
+        crash_point("an SSH key, just removed");
+        match answer {
+            Ok(_) => Ok(Released::Accepted),
+            Err(fault) if fault.status == Some(404) => Ok(Released::Unknown),
+            Err(fault) => Err(fault.cause),
+        }
+    }
+
+    /// The keys of ours whose machines are not among these.
+    pub(super) async fn left_over(&self, all: &[Seen]) -> Result<Vec<Machine>, Fault> {
+        let there: BTreeSet<&RequestKey> = all
+            .iter()
+            .filter(|seen| !seen.over)
+            .filter_map(|seen| seen.machine.request_key.as_ref())
+            .collect();
+        let keys = self.account_keys(AGE).await?;
+        let left = keys.iter().filter_map(|key| {
+            let of: RequestKey = key.name.parse().ok()?;
+            let alone = !there.contains(&of) && !key.id.is_empty();
+            alone.then(|| shown(key, of)).flatten()
+        });
+        Ok(left.collect())
+    }
+
+    /// One of them, by its id among machines; none when it is gone, or no key's.
+    pub(super) async fn left(&self, id: &MachineId) -> Result<Option<Machine>, Fault> {
+        let Some(id) = key_of(id) else {
+            return Ok(None);
+        };
+        let keys = self.account_keys(AGE).await?;
+        let mut keys = keys.iter().filter(|key| key.id == id);
+        Ok(keys
+            .next()
+            .and_then(|key| shown(key, key.name.parse().ok()?)))
+    }
+
+    /// Removes one of them; none is no key of ours.
+    pub(super) async fn release_key(&self, id: &MachineId) -> Option<Result<Released, Cause>> {
+        let own = key_of(id)?;
+        // Also one that is named as ours no more is none of ours.
+        match self.left(id).await {
+            Ok(Some(_)) => Some(self.remove(own).await),
+            Ok(None) => Some(Ok(Released::Unknown)),
+            Err(fault) => Some(Err(fault.cause)),
+        }
+    }
+}
+
+fn key_of(id: &MachineId) -> Option<&str> {
+    id.as_str().strip_prefix(HEAD)
+}
+
+/// A key as a machine that is over.
+fn shown(key: &AccountKey, of: RequestKey) -> Option<Machine> {
+    let why = "it is no machine, but the SSH key that was registered for one that is not there";
+    Some(Machine {
+        id: format!("{HEAD}{}", key.id).parse().ok()?,
+        name: Label::new(of.as_str()),
+        request_key: Some(of),
+        status: MachineStatus::Dead(why.to_owned()),
+        price_per_hour: MicroDollars::ZERO,
+        facts: Facts::default(),
+        contact: Contact::default(),
+        created_at: None,
+    })
+}
