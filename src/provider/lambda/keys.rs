@@ -237,5 +237,7 @@ fn shown(key: &AccountKey, of: RequestKey) -> Option<Machine> {
         facts: Facts::default(),
         contact: Contact::default(),
         created_at: None,
+        ended_at: None,
+        told_at: None,
     })
 }
