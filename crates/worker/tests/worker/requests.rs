@@ -1,12 +1,14 @@
 //! What a request may do, and what happens to one that may not.
 
+use std::process::Command;
+
 use stageline_core::stage_protocol::{
     ErrorCode, Finish, FromWorker, RequestNumber, Sampling, ToWorker,
 };
 use stageline_worker::gguf::ModelFile;
 use stageline_worker::vocabulary::Vocabulary;
 
-use crate::chain::{Chain, Stage, greedy, hidden, model, text};
+use crate::chain::{Chain, PROGRAM, Stage, greedy, hidden, model, text};
 
 const ID: RequestNumber = RequestNumber(1);
 
@@ -339,4 +341,36 @@ fn what_came_before_the_end_is_still_answered() {
     assert_eq!(worker.token().prompt_tokens, Some(1));
     assert_eq!(worker.next(), None);
     assert!(worker.close().success());
+}
+
+/// Threads and huge pages are asked for in the environment, and what somebody else wants there stays.
+#[cfg(target_os = "linux")]
+#[test]
+fn it_starts_with_its_threads_and_huge_pages() {
+    for (set, found) in [
+        (None, "glibc.malloc.hugetlb=1"),
+        (
+            Some("glibc.malloc.arena_max=2"),
+            "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1",
+        ),
+        (Some("glibc.malloc.hugetlb=0"), "glibc.malloc.hugetlb=0"),
+    ] {
+        let mut command = Command::new(PROGRAM);
+        command.env_remove("GLIBC_TUNABLES");
+        if let Some(set) = set {
+            command.env("GLIBC_TUNABLES", set);
+        }
+        let mut worker = Stage::of(0, 1).start_as(command);
+        worker.ready();
+        let environment = worker.environment();
+        for pair in [
+            format!(":GLIBC_TUNABLES={found}:"),
+            ":RAYON_NUM_THREADS=1:".to_owned(),
+        ] {
+            assert!(environment.contains(&pair), "no {pair}");
+        }
+        let twice = environment.matches("glibc.malloc.hugetlb").count();
+        assert_eq!(twice, 1, "{set:?}");
+        assert!(worker.close().success());
+    }
 }
