@@ -1,12 +1,14 @@
 //! Two stages against one, on the real model of `examples/local`, through the whole program.
 //!
-//! One topology has both: pipeline `one` (all layers on one machine) and pipeline `two` (split by the planner over two),
-//! hops in f32, each worker with one thread that is pinned to a processor, where the system lets us choose. First one request
-//! at a time, in pairs, now the one and now the other first: the same tokens, and the median of the pairs' ratios. All workers
-//! on one processor: they never compute at once, so both pipelines have the same arithmetic at the same speed, and what differs
-//! is what the split costs. Then the second stage on a processor of its own: there the host also has to wake a virtual
-//! processor twice a token. Then four requests at once against each. Needs `examples/local/fetch-model` to have run,
-//! and `stageline-worker` beside the program or in STAGELINE_WORKER.
+//! One topology has both: pipeline `one` (all layers on one machine) and pipeline `two` (split by the planner over two), each
+//! exposed on the machine of its first stage, hops in f32, each worker with one thread that is pinned to a processor, where the
+//! system lets us choose. First one request at a time, in pairs, now the one and now the other first: the same tokens, and the
+//! median of the pairs' ratios. All workers on one processor: they never compute at once, so both pipelines have the same
+//! arithmetic at the same speed, and what differs is what the split costs. Then the second stage on a processor of its own:
+//! there the host also has to wake a virtual processor twice a token. All of that anew for each of several starts, since a
+//! worker is up to a tenth quicker or slower for as long as it lives, by where in the computer's memory its weights came to
+//! lie. Then four requests at once against each. Needs `examples/local/fetch-model` to have run, and `stageline-worker` beside
+//! the program or in STAGELINE_WORKER.
 
 #![expect(clippy::print_stdout, reason = "a benchmark's figures are its output")]
 
@@ -16,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-const PAIRS: usize = 24;
+const STARTS: usize = 6;
+/// Of each start.
+const PAIRS: usize = 8;
 const TOKENS: u32 = 64;
 const AT_ONCE: usize = 4;
 
@@ -53,8 +57,13 @@ model = {{ path = "{model}" }}
 dtype = "f32"
 context = 1024
 stages = {{ on = "lease.half", split = "auto" }}
-[exposure.api]
-pipelines = ["one", "two"]
+[exposure.one]
+pipelines = ["one"]
+serve = "openai"
+via = "loopback"
+listen = "127.0.0.1:0"
+[exposure.two]
+pipelines = ["two"]
 serve = "openai"
 via = "loopback"
 listen = "127.0.0.1:0"
@@ -83,27 +92,34 @@ fn run(folder: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The endpoint, out of what `status` knows.
-fn endpoint(folder: &Path) -> String {
+/// A pipeline and where it is asked.
+struct Pipeline {
+    name: &'static str,
+    url: String,
+}
+
+/// One stage, and two, out of what `status` knows.
+fn pipelines(folder: &Path) -> [Pipeline; 2] {
     let status: Value = serde_json::from_str(&run(folder, &["status", "--json"])).expect("JSON");
     let lines = status["resources"].as_array().expect("resources");
-    let api = lines
-        .iter()
-        .find(|line| line["address"] == "exposure.api")
-        .expect("the exposure");
-    api["detail"].as_str().expect("its URL").to_owned()
+    ["one", "two"].map(|name| {
+        let address = format!("exposure.{name}");
+        let mut lines = lines.iter();
+        let exposure = lines.find(|line| line["address"] == address.as_str());
+        let url = exposure.expect("the exposure")["detail"].as_str();
+        let url = url.expect("its URL").to_owned();
+        Pipeline { name, url }
+    })
 }
 
 /// One greedy request: its text, its tokens, how long it took.
 async fn ask(
     client: &reqwest::Client,
-    url: &str,
-    pipeline: &str,
+    Pipeline { name, url }: &Pipeline,
     prompt: &str,
 ) -> (String, u64, Duration) {
     let start = Instant::now();
-    let body =
-        json!({ "model": pipeline, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0 });
+    let body = json!({ "model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0 });
     let answer = client
         .post(format!("{url}/completions"))
         .json(&body)
@@ -120,13 +136,13 @@ async fn ask(
 }
 
 /// Tokens per second of four requests at once.
-async fn at_once(client: &reqwest::Client, url: &str, pipeline: &str) -> f64 {
+async fn at_once(client: &reqwest::Client, pipeline: &Pipeline) -> f64 {
     let start = Instant::now();
     let asked = PROMPTS
         .iter()
         .cycle()
         .take(AT_ONCE)
-        .map(|prompt| ask(client, url, pipeline, prompt));
+        .map(|prompt| ask(client, pipeline, prompt));
     let answers = futures::future::join_all(asked).await;
     let tokens: u64 = answers.iter().map(|(_, tokens, _)| tokens).sum();
     tokens as f64 / start.elapsed().as_secs_f64()
@@ -138,7 +154,7 @@ fn median(mut all: Vec<f64>) -> f64 {
 }
 
 /// One pair: tokens per second of one stage and of two, for the same request.
-async fn pair(client: &reqwest::Client, url: &str, round: usize) -> (f64, f64) {
+async fn pair(client: &reqwest::Client, both: &[Pipeline; 2], round: usize) -> (f64, f64) {
     let prompt = PROMPTS[round % PROMPTS.len()];
     let mut speeds = [0.0; 2];
     let mut texts = [const { String::new() }; 2];
@@ -148,7 +164,7 @@ async fn pair(client: &reqwest::Client, url: &str, round: usize) -> (f64, f64) {
         [1, 0]
     };
     for which in order {
-        let (text, tokens, took) = ask(client, url, ["one", "two"][which], prompt).await;
+        let (text, tokens, took) = ask(client, &both[which], prompt).await;
         texts[which] = text;
         speeds[which] = tokens as f64 / took.as_secs_f64();
     }
@@ -159,48 +175,74 @@ async fn pair(client: &reqwest::Client, url: &str, round: usize) -> (f64, f64) {
     (speeds[0], speeds[1])
 }
 
-/// One request at a time; the speed of one stage.
-async fn compare(client: &reqwest::Client, url: &str, how: &str) -> f64 {
-    // What is asked first finds cold memory.
-    pair(client, url, 0).await;
-    let (mut one, mut two, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..PAIRS {
-        let (whole, split) = pair(client, url, round).await;
-        one.push(whole);
-        two.push(split);
-        ratios.push(split / whole);
-    }
-    ratios.sort_by(f64::total_cmp);
-    let (low, high) = (ratios[PAIRS / 4], ratios[PAIRS * 3 / 4]);
-    let (one, two) = (median(one), median(two));
-    println!(
-        "one request at a time, {how}, {TOKENS} tokens, medians of {PAIRS} pairs: the same text each time"
-    );
-    println!(
-        "  one stage  {one:>7.1} tokens/s\n  two stages {two:>7.1} tokens/s   {:.3} x, half of the pairs {low:.3} to {high:.3}",
-        median(ratios)
-    );
-    one
+/// Pairs of requests, one at a time.
+#[derive(Default)]
+struct Pairs {
+    one: Vec<f64>,
+    two: Vec<f64>,
+    ratios: Vec<f64>,
+    /// Medians of the starts.
+    starts: Vec<f64>,
 }
 
-async fn measure(url: &str, folder: &Path) {
-    let client = reqwest::Client::new();
-    pin(folder, 0);
-    compare(&client, url, "on one processor").await;
-    pin(folder, 1);
-    let one = compare(&client, url, "a processor for each stage").await;
-    let (mut one_busy, mut two_busy) = (Vec::new(), Vec::new());
-    for _ in 0..3 {
-        one_busy.push(at_once(&client, url, "one").await);
-        two_busy.push(at_once(&client, url, "two").await);
+impl Pairs {
+    /// Those of one start.
+    async fn ask(&mut self, client: &reqwest::Client, both: &[Pipeline; 2]) {
+        // What is asked first finds cold memory.
+        pair(client, both, 0).await;
+        let before = self.ratios.len();
+        for round in 0..PAIRS {
+            let (one, two) = pair(client, both, round).await;
+            self.one.push(one);
+            self.two.push(two);
+            self.ratios.push(two / one);
+        }
+        self.starts.push(median(self.ratios[before..].to_vec()));
     }
-    let best = median(one_busy).max(one);
-    let two = median(two_busy);
-    println!("{AT_ONCE} requests at once, median of 3, against the best schedule of one stage");
-    println!(
-        "  one stage  {best:>7.1} tokens/s\n  two stages {two:>7.1} tokens/s   {:.2} x",
-        two / best
-    );
+
+    fn tell(mut self, how: &str) {
+        println!(
+            "one request at a time, {how}, {TOKENS} tokens, medians of {PAIRS} pairs of each of {STARTS} starts: the same text each time"
+        );
+        self.ratios.sort_by(f64::total_cmp);
+        self.starts.sort_by(f64::total_cmp);
+        let quarter = self.ratios.len() / 4;
+        let (low, high) = (self.ratios[quarter], self.ratios[quarter * 3]);
+        println!(
+            "  one stage  {:>7.1} tokens/s\n  two stages {:>7.1} tokens/s   {:.3} x, half of the pairs {low:.3} to {high:.3}, starts {:.3?}",
+            median(self.one),
+            median(self.two),
+            median(self.ratios),
+            self.starts
+        );
+    }
+}
+
+/// Tokens per second of four requests at once, for each start.
+#[derive(Default)]
+struct Busy {
+    one: Vec<f64>,
+    two: Vec<f64>,
+}
+
+impl Busy {
+    async fn ask(&mut self, client: &reqwest::Client, [one, two]: &[Pipeline; 2]) {
+        self.one.push(at_once(client, one).await);
+        self.two.push(at_once(client, two).await);
+    }
+
+    /// Against the best schedule of one stage: all at once, or one after the other.
+    fn tell(self, alone: &[f64]) {
+        let best = median(self.one).max(median(alone.to_vec()));
+        let two = median(self.two);
+        println!(
+            "{AT_ONCE} requests at once, median of {STARTS} starts, against the best schedule of one stage"
+        );
+        println!(
+            "  one stage  {best:>7.1} tokens/s\n  two stages {two:>7.1} tokens/s   {:.2} x",
+            two / best
+        );
+    }
 }
 
 /// Gives the second stage of the split pipeline that processor, and all other workers the first one.
@@ -243,14 +285,28 @@ fn main() {
         .ok();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on a disk");
     std::fs::write(folder.path().join("topology.toml"), topology(&model)).expect("a folder");
-    let deployed = Deployed(folder.path());
-    run(folder.path(), &["apply", "--auto-approve"]);
     let place = folder.path().canonicalize().expect("a folder");
-    let url = endpoint(folder.path());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
-    runtime.block_on(measure(&url, &place));
-    drop(deployed);
+    let (mut shared, mut own, mut busy) = (Pairs::default(), Pairs::default(), Busy::default());
+    for _ in 0..STARTS {
+        let deployed = Deployed(folder.path());
+        run(folder.path(), &["apply", "--auto-approve"]);
+        let both = pipelines(folder.path());
+        runtime.block_on(async {
+            let client = reqwest::Client::new();
+            pin(&place, 0);
+            shared.ask(&client, &both).await;
+            pin(&place, 1);
+            own.ask(&client, &both).await;
+            busy.ask(&client, &both).await;
+        });
+        drop(deployed);
+    }
+    let alone = own.one.clone();
+    shared.tell("on one processor");
+    own.tell("a processor for each stage");
+    busy.tell(&alone);
 }
