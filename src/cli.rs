@@ -35,6 +35,7 @@ mod signals;
 mod sim;
 mod state;
 mod status;
+mod stock;
 mod surgery;
 mod validate;
 mod watch;

@@ -14,7 +14,7 @@ pub mod sim;
 pub mod ssh;
 pub mod vastai;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -339,6 +339,15 @@ pub trait Provider: Send + Sync {
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.
     async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind>;
+
+    /// Its own names of types of machines, those included that are sold out and those of several types; none where it has no such
+    /// names.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn instance_types(&self) -> Result<BTreeSet<String>, Blind> {
+        Ok(BTreeSet::new())
+    }
 
     /// One quote, read again right before a launch and priced with this much disk; none when it is gone or sold out.
     ///

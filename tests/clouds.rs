@@ -11,6 +11,7 @@ mod lambda;
 mod official;
 mod private;
 mod pushed;
+mod regions;
 mod runpod;
 mod runpod_clients;
 mod ssh;

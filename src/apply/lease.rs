@@ -9,7 +9,7 @@ use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, LeaseId, RequestKey};
 use stageline_core::journal::Launch;
 use stageline_core::offer::{Place, Quote, Supply};
-use stageline_core::plan::{Choice, unfit};
+use stageline_core::plan::{Choice, untaken};
 use stageline_core::resource::{
     Account, Cause, FailureClass, LeaseLimits, LeaseSpec, Outcome, Receipt, Terms,
 };
@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         };
         let terms = spec.terms.iter().find(|terms| terms.offer == choice.offer);
         let terms = terms.ok_or_else(|| gone(format!("{lease}: no offer `{}`", choice.offer)))?;
-        let why = unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour);
+        let why = untaken(terms, spec.memory, &quote.facts, quote.price_per_hour);
         if why.is_empty() && quote.supply == Supply::Many(0) {
             let note = quote.note().map(|note| format!(": {note}"));
             let message = format!(

@@ -17,7 +17,7 @@ use stageline_core::unit::Bytes;
 
 use super::project::{Place, Project};
 use super::sellers::Sellers;
-use super::{Failure, model, relay, session};
+use super::{Failure, model, relay, session, stock};
 use crate::ambient::SharedClock;
 use crate::apply::Providers;
 use crate::machine::Machines;
@@ -162,6 +162,13 @@ pub(crate) async fn apply(
     let providers = sellers.providers()?;
     let markets = markets(&project.topology, &providers).await;
     usable(&markets)?;
+    let unknown = stock::types(&project.topology, &providers, |name| {
+        markets.contains_key(name)
+    })
+    .await;
+    if !unknown.is_empty() {
+        return Err(fail(unknown));
+    }
     let memory = plan::memory_known(&project.topology, &state, &markets);
     let mut desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
     let relays = relay::looked_at(&mut desired, &project.topology, &state, &project.folder)?;

@@ -2,15 +2,15 @@
 
 use serde::Serialize;
 use stageline_core::id::Name;
-use stageline_core::offer::{Misfit, Quote, Requirement, Supply};
+use stageline_core::offer::{Misfit, Quote, Requirement, Selection, Supply};
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::state::State;
-use stageline_core::unit::Bytes;
+use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::console::Console;
 use super::project::Project;
 use super::sellers::Sellers;
-use super::{Exit, Failure, Global, session};
+use super::{Exit, Failure, Global, session, stock};
 use crate::observe::{self, Asked};
 
 /// What can be rented now, cheapest first, over all providers.
@@ -37,6 +37,9 @@ struct Line {
     quote: Quote,
     /// All in.
     price: String,
+    /// The place of its region among those of its provider's table.
+    #[serde(skip)]
+    region: usize,
 }
 
 /// One that does not.
@@ -97,6 +100,10 @@ impl Offers {
             clock: &clock,
         };
         let providers = sellers.providers()?;
+        let unknown = stock::types(&project.topology, &providers, |_| true).await;
+        if !unknown.is_empty() {
+            return Err(Failure::diagnostics(unknown, project.files.clone()));
+        }
         let wanted = self.requirement.clone().unwrap_or_default();
         let mut requirements = vec![wanted.clone()];
         if self.explain && !wanted.is_any() {
@@ -122,16 +129,17 @@ impl Offers {
         };
         for (provider, quotes) in observe::quotes(&asked).await {
             match quotes {
-                Ok(quotes) => self.sort_out(&wanted, quotes, &mut report),
+                Ok(quotes) => {
+                    let within = &project.topology.providers[&provider].within;
+                    self.sort_out(&wanted, within, quotes, &mut report);
+                }
                 Err(blind) => report.unseen.push(Unseen {
                     provider,
                     cause: blind.cause,
                 }),
             }
         }
-        report
-            .offers
-            .sort_by(|a, b| rank(&a.quote).cmp(&rank(&b.quote)));
+        report.offers.sort_by(|a, b| rank(a).cmp(&rank(b)));
         report.near_misses.sort_by(|a, b| {
             let rank = |miss: &Miss| (miss.why.len(), miss.line.quote.price_per_hour);
             rank(a).cmp(&rank(b))
@@ -141,11 +149,25 @@ impl Offers {
     }
 
     /// Each answer is compared with the requirement again: a provider's own filter is not trusted.
-    fn sort_out(&self, wanted: &Requirement, quotes: Vec<Quote>, report: &mut Report) {
+    fn sort_out(
+        &self,
+        wanted: &Requirement,
+        within: &Selection,
+        quotes: Vec<Quote>,
+        report: &mut Report,
+    ) {
+        let mut ranks = within.ranks();
         for quote in quotes {
-            let why = wanted.misfits(&quote.facts);
+            let facts = &quote.facts;
+            let rank = ranks.rank(facts);
+            let mut why = match rank.is_some() && within.has_type(facts) {
+                true => Vec::new(),
+                false => within.left_out(facts),
+            };
+            why.extend(wanted.misfits(facts));
             let line = Line {
                 price: quote.price_per_hour.to_string(),
+                region: rank.unwrap_or(usize::MAX),
                 quote,
             };
             if why.is_empty() {
@@ -202,9 +224,16 @@ impl Offers {
 }
 
 /// The cheapest first, and what is sold out after all that can be had.
-fn rank(quote: &Quote) -> (bool, stageline_core::unit::MicroDollars, &Name, &str) {
+fn rank(line: &Line) -> (bool, MicroDollars, &Name, usize, &str) {
+    let Line { quote, region, .. } = line;
     let sold_out = quote.supply == Supply::Many(0);
-    (sold_out, quote.price_per_hour, &quote.provider, &quote.id.0)
+    (
+        sold_out,
+        quote.price_per_hour,
+        &quote.provider,
+        *region,
+        &quote.id.0,
+    )
 }
 
 fn row(quote: &Quote) -> [String; 7] {

@@ -229,12 +229,17 @@ impl Lambda {
         Err(Fault::shape("the pages have no end"))
     }
 
-    async fn quotes(&self, age: Duration, disk: Bytes) -> Result<Vec<Quote>, Fault> {
+    /// The whole table of types.
+    async fn all_types(&self, age: Duration) -> Result<Arc<Value>, Fault> {
         let fetch = async || {
             let answer = self.read(Call::get("/api/v1/instance-types", ANY)).await?;
             Ok(Arc::new(answer.body))
         };
-        let types = self.types.get(self.api.scaled(age), fetch).await?;
+        self.types.get(self.api.scaled(age), fetch).await
+    }
+
+    async fn quotes(&self, age: Duration, disk: Bytes) -> Result<Vec<Quote>, Fault> {
+        let types = self.all_types(age).await?;
         let barred = match self.settings.relay {
             Some(_) => &[],
             None => CLOSED_REGIONS,
@@ -419,6 +424,12 @@ impl Provider for Lambda {
     async fn search(&self, _: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
         let quotes = self.quotes(TYPES_AGE, disk).await;
         quotes.map_err(|fault| self.blind(fault))
+    }
+
+    async fn instance_types(&self) -> Result<BTreeSet<String>, Blind> {
+        let types = self.all_types(TYPES_AGE).await;
+        let names = types.and_then(|types| offer::names(&types));
+        names.map_err(|fault| self.blind(fault))
     }
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {

@@ -18,7 +18,8 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,14 +27,14 @@ use reqwest::Method;
 use serde_json::Value;
 
 use stageline_core::id::MachineId;
-use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::retry::Effect;
 use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::Bytes;
 
 use super::doors::Doors;
-use super::http::{Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared};
+use super::http::{Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, text};
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, PhaseLimit, Provider,
@@ -75,6 +76,8 @@ pub struct Runpod {
     known: push::Known,
     doors: Doors,
     registries: registry::Registries,
+    /// The pools of types of GPUs, as far as the catalogue has told them: a pod does not say its own.
+    pools: Mutex<BTreeMap<String, String>>,
 }
 
 impl Runpod {
@@ -93,6 +96,7 @@ impl Runpod {
             known: push::Known::default(),
             doors,
             registries: registry::Registries::default(),
+            pools: Mutex::default(),
         }
     }
 
@@ -117,10 +121,28 @@ impl Runpod {
             self.whose(pods)?;
             self.registries.note(pods);
             self.known.note(pods);
-            wire::machines(pods, self.settings.relay.as_deref())
+            let machines = wire::machines(pods, self.settings.relay.as_deref());
+            machines.map(|machines| self.with_pools(machines))
         };
         let turn = async || tokio::time::sleep(self.api.gate(&LISTINGS).reserve()).await;
         self.listing.paced(self.api.scaled(age), turn, fetch).await
+    }
+
+    /// What was told of pools is kept.
+    fn note_pools(&self, rows: &[Value]) {
+        let mut pools = self.pools.lock().expect("no holder panics");
+        pools.extend(rows.iter().filter_map(offer::pool));
+    }
+
+    fn with_pools(&self, mut machines: Vec<Machine>) -> Vec<Machine> {
+        let pools = self.pools.lock().expect("no holder panics");
+        for machine in &mut machines {
+            let extra = &mut machine.facts.extra;
+            let pool = extra.get(INSTANCE_TYPE).and_then(|kind| pools.get(kind));
+            let pool = pool.map(|pool| (POOL.to_owned(), pool.clone()));
+            extra.extend(pool);
+        }
+        machines
     }
 
     /// What the catalogue has of a cloud, with its stock for so many GPUs in one pod.
@@ -148,7 +170,9 @@ impl Runpod {
             call.query.push(("cudaVersions", cuda.join(",")));
         }
         let answer = self.api.read(call).await?;
-        wire::rows(&answer.body, "gpus").cloned()
+        let rows = wire::rows(&answer.body, "gpus").cloned()?;
+        self.note_pools(&rows);
+        Ok(rows)
     }
 
     async fn quotes(&self, requirement: &Requirement, disk: u64) -> Result<Vec<Quote>, Fault> {
@@ -233,6 +257,16 @@ impl Provider for Runpod {
         quotes.map_err(|fault| self.blind(fault))
     }
 
+    async fn instance_types(&self) -> Result<BTreeSet<String>, Blind> {
+        let rows = self.api.read(Call::get("/v2/catalog/gpus", REQUESTS)).await;
+        let rows = rows.and_then(|answer| wire::rows(&answer.body, "gpus").cloned());
+        let rows = rows.map_err(|fault| self.blind(fault))?;
+        self.note_pools(&rows);
+        let names = rows.iter().filter_map(|row| text(row, "id"));
+        let pools = rows.iter().filter_map(offer::pool).map(|(_, pool)| pool);
+        Ok(names.chain(pools).collect())
+    }
+
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
         crash_point("a quote, not yet read again");
         let Some(choice) = Choice::parse(&id.0) else {
@@ -249,6 +283,7 @@ impl Provider for Runpod {
             Err(fault) if fault.status == Some(404) => return Ok(None),
             Err(fault) => return Err(self.blind(fault)),
         };
+        self.note_pools(std::slice::from_ref(&row));
         let quotes = offer::quotes(&self.settings.name, &row, asks, gigabytes(disk));
         Ok(quotes
             .into_iter()

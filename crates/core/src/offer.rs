@@ -5,6 +5,7 @@
 
 mod claim;
 mod requirement;
+mod selection;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use claim::{broken_claims, count, side_by_side};
 pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
+pub use selection::{INSTANCE_TYPE, POOL, Ranks, Selection};
 
 use crate::id::Name;
 use crate::unit::{Bytes, MicroDollars};

@@ -32,6 +32,7 @@ mod shortage;
 mod spend;
 mod steps;
 mod told;
+mod types;
 
 use std::collections::BTreeMap;
 
@@ -54,11 +55,12 @@ pub use draft::{Draft, Options, draft};
 pub use edits::edits;
 pub use expand::{Desired, expand, expand_within, recorded_graph};
 pub use lapsed::{Renew, lapses};
-pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit};
+pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit, untaken};
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 pub use placement::{Placement, Spot};
 pub use protect::is_protected;
 pub use scope::{Selector, select};
+pub use types::unknown_types;
 
 /// The version that is written. A newer one is refused. 2 has another [digest](Plan::digest) than 1.
 pub const FORMAT: u32 = 2;

@@ -17,7 +17,7 @@ use crate::id::{
     Address, EndpointKey, Fingerprint, JournalNumber, LeaseId, MachineId, Name, RequestKey, Sha256,
     StageId,
 };
-use crate::offer::{Domain, Facts, Place, QuoteId, Requirement};
+use crate::offer::{Domain, Facts, Place, QuoteId, Requirement, Selection};
 use crate::shared::Shared;
 use crate::topology::{AgentSource, Dtype, Layers, Programs, Registry, Requote, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
@@ -130,6 +130,9 @@ pub struct Terms {
     pub provider_kind: String,
     /// The offer's and the lease's terms together.
     pub requirement: Requirement,
+    /// What the provider's table leaves of its market; no part of what a machine that is held must be.
+    #[serde(default, skip_serializing_if = "Selection::is_everything")]
+    pub within: Selection,
     /// The smallest of all limits that apply; none is no cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<MicroDollars>,

@@ -6,6 +6,7 @@
 //! layers as the stages say is the planner's to check.
 
 mod build;
+mod cloud;
 mod commands;
 mod convert;
 mod digest;
@@ -23,6 +24,7 @@ mod registry;
 mod rented;
 mod requirement;
 mod schema;
+mod selection;
 mod stages;
 mod value;
 mod vars;
@@ -35,6 +37,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use cloud::Cloud;
 pub use commands::{Claims, OFFER_FIELD, Programs};
 pub use digest::digest;
 pub use docs::{explain, explain_hint, reference_markdown};
@@ -48,7 +51,7 @@ pub use value::{FILE_BYTES_MAX, SourceFile};
 pub use vars::{ENV_PREFIX, VarSources};
 
 use crate::id::{LeaseId, Name, Sha256};
-use crate::offer::{Domain, Requirement};
+use crate::offer::{Domain, Requirement, Selection};
 use crate::state::LeaseRange;
 use crate::unit::{Bytes, MicroDollars, Millis};
 
@@ -179,6 +182,9 @@ pub struct Relay {
 pub struct Provider {
     /// Which adapter, and its settings.
     pub kind: ProviderKind,
+    /// What may be taken of what it sells.
+    #[serde(skip_serializing_if = "Selection::is_everything")]
+    pub within: Selection,
 }
 
 /// The adapters that exist, with their settings.
@@ -217,64 +223,6 @@ pub enum ProviderKind {
     },
 }
 
-/// The clouds that there are adapters for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub enum Cloud {
-    /// The marketplace vast.ai.
-    Vastai,
-    /// Lambda Cloud.
-    Lambda,
-    /// Pods of RunPod.
-    Runpod,
-}
-
-impl Cloud {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Vastai, Self::Lambda, Self::Runpod];
-
-    /// The word of `kind` in the file.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Vastai => "vastai",
-            Self::Lambda => "lambda",
-            Self::Runpod => "runpod",
-        }
-    }
-
-    /// The environment variable that has the key when the file names none: the provider's own.
-    pub const fn key_variable(self) -> &'static str {
-        match self {
-            Self::Vastai => "VAST_API_KEY",
-            Self::Lambda => "LAMBDA_API_KEY",
-            Self::Runpod => "RUNPOD_API_KEY",
-        }
-    }
-
-    /// Whether each of its machines is made with an SSH key of the account.
-    pub const fn wants_ssh_key(self) -> bool {
-        match self {
-            Self::Vastai | Self::Runpod => false,
-            Self::Lambda => true,
-        }
-    }
-
-    /// Whether its machines run images of one's own, so that the agent may be in one.
-    pub const fn takes_images(self) -> bool {
-        match self {
-            Self::Vastai | Self::Runpod => true,
-            Self::Lambda => false,
-        }
-    }
-
-    /// Whether its machines can be reached by a relay only: it maps no UDP port.
-    pub const fn needs_relay(self) -> bool {
-        match self {
-            Self::Vastai | Self::Lambda => false,
-            Self::Runpod => true,
-        }
-    }
-}
-
 impl ProviderKind {
     /// The word of `kind` in the file, which the adapter answers to.
     pub const fn as_str(&self) -> &'static str {
@@ -294,6 +242,9 @@ pub struct Offer {
     pub provider: Name,
     /// Which machines.
     pub requirement: Requirement,
+    /// Of which type they are, by the provider's own name; it is part of the requirement, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
     /// What they are said to be, where the provider cannot tell by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claims: Option<Claims>,

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Gpu, Quote, QuoteId, Supply};
+use stageline_core::offer::{Facts, Gpu, INSTANCE_TYPE, Quote, QuoteId, Supply};
 use stageline_core::unit::Bytes;
 
 use super::wire::{data, price, text, whole};
@@ -76,6 +76,15 @@ pub(super) fn quotes(
     Ok(quotes)
 }
 
+/// The names of all types.
+pub(super) fn names(body: &Value) -> Result<BTreeSet<String>, Fault> {
+    let Value::Object(types) = data(body)? else {
+        return Err(Fault::shape("its `data` is no table of types"));
+    };
+    let kinds = types.values().filter_map(|row| row.get("instance_type"));
+    Ok(kinds.filter_map(|kind| text(kind, "name")).collect())
+}
+
 fn regions(row: &Value) -> BTreeSet<String> {
     let there = row.get("regions_with_capacity_available");
     let there = there.and_then(Value::as_array).into_iter().flatten();
@@ -95,7 +104,7 @@ pub(super) fn facts(kind: &Value, region: Option<&str>) -> Facts {
         extra.insert("gpu_variant".to_owned(), variant);
     }
     if !name.is_empty() {
-        extra.insert("instance_type".to_owned(), name.clone());
+        extra.insert(INSTANCE_TYPE.to_owned(), name.clone());
     }
     Facts {
         os: "linux".to_owned(),

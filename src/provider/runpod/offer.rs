@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Gpu, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{Facts, Gpu, INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use crate::provider::http::{flag, money, number, text};
@@ -266,6 +266,8 @@ fn facts(row: &Value, asks: &Asks, datacenter: Option<String>, stock: &str, disk
     if !stock.is_empty() {
         extra.insert("availability".to_owned(), stock.to_lowercase());
     }
+    extra.extend(text(row, "id").map(|id| (INSTANCE_TYPE.to_owned(), id)));
+    extra.extend(pool(row).map(|(_, pool)| (POOL.to_owned(), pool)));
     Facts {
         os: "linux".to_owned(),
         arch: "x86_64".to_owned(),
@@ -281,6 +283,11 @@ fn facts(row: &Value, asks: &Asks, datacenter: Option<String>, stock: &str, disk
     }
 }
 
+/// A type of GPU and the pool that it is in, where it is in one.
+pub(super) fn pool(row: &Value) -> Option<(String, String)> {
+    Some((text(row, "id")?, text(row, "pool")?))
+}
+
 /// What a pod's own record says it is.
 pub(super) fn pod_facts(pod: &Value) -> Facts {
     let gpu = pod.get("gpu").cloned().unwrap_or_default();
@@ -293,6 +300,7 @@ pub(super) fn pod_facts(pod: &Value) -> Facts {
     let small = |number: f64| number.min(65_536.0) as u32;
     let count = whole(&gpu, "count").map_or(1, small).min(GPUS_MAX);
     let model = text(&gpu, "id");
+    let kind = model.clone().map(|id| (INSTANCE_TYPE.to_owned(), id));
     let gpus = model.map(|model| {
         let one = Gpu {
             model,
@@ -319,7 +327,7 @@ pub(super) fn pod_facts(pod: &Value) -> Facts {
         cuda: text(pod, "cudaVersion"),
         region: datacenter.clone(),
         datacenter,
-        extra: cloud.into_iter().collect(),
+        extra: cloud.into_iter().chain(kind).collect(),
         ..Facts::default()
     }
 }

@@ -78,6 +78,13 @@ impl Requirement {
         }
     }
 
+    /// That a field which only the provider has is this, whatever the case; none for a text that no term can have.
+    pub fn only(field: &str, is: &str) -> Option<Self> {
+        let plain = !is.contains([',', '|', '*', '?']);
+        let term = format!("provider.{field}={is}");
+        term.parse().ok().filter(|_| plain)
+    }
+
     /// Whether any machine will do.
     pub fn is_any(&self) -> bool {
         self.terms.is_empty()

@@ -70,7 +70,8 @@ pub(super) fn assign<'a>(
     if needs.is_empty() {
         return found;
     }
-    let (quotes, fine) = quotes(markets, avoid);
+    let specs = needs.iter().map(|need| &**need.spec);
+    let (quotes, fine) = quotes(markets, avoid, specs);
     let mut stock = stock(needs, &quotes);
     let (bound, free): (Vec<_>, Vec<_>) = needs.iter().partition(|need| placement::asks(need.spec));
     for table in bound.chunk_by(|a, b| a.lease.name == b.lease.name) {

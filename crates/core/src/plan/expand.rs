@@ -504,6 +504,7 @@ impl<'a> Expansion<'a> {
                     provider: offer.provider.clone(),
                     provider_kind: provider.kind.as_str().to_owned(),
                     requirement: offer.requirement.and(&lease.requirement),
+                    within: provider.within.clone(),
                     ceiling: limits.into_iter().flatten().min(),
                     image: offer.image.clone(),
                     registry: offer.registry.clone(),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::Choice;
 use super::avoid::{Avoid, Standing};
 use crate::id::{LeaseId, Name};
-use crate::offer::{Facts, Models, Quote, QuoteId, Supply};
+use crate::offer::{Facts, Misfit, Models, Quote, QuoteId, Ranks, Selection, Supply};
 use crate::resource::{Cause, FailureClass, LeaseSpec, Terms};
 use crate::state::State;
 use crate::topology::{AgentWay, Requote, Topology};
@@ -36,6 +36,21 @@ pub struct Market {
 /// What can be had now, by `[provider.NAME]`.
 pub type Markets = BTreeMap<Name, Market>;
 
+/// Why a machine may not be taken under terms, be it for what it is or for what its provider's table leaves out.
+pub fn untaken(terms: &Terms, memory: Bytes, facts: &Facts, price: MicroDollars) -> Vec<String> {
+    let left_out = terms.within.left_out(facts);
+    let mut why: Vec<String> = left_out
+        .iter()
+        .map(|misfit| format!("{} of provider `{}`", told(misfit), terms.provider))
+        .collect();
+    why.extend(unfit(terms, memory, Some(facts), price));
+    why
+}
+
+fn told(misfit: &Misfit) -> String {
+    format!("{} (it has {})", misfit.term, misfit.found)
+}
+
 /// Why a machine does not meet terms; empty when it does. Facts that are not known are not held against it.
 pub fn unfit(
     terms: &Terms,
@@ -46,11 +61,7 @@ pub fn unfit(
     let mut why = Vec::new();
     if let Some(facts) = facts {
         let misfits = terms.requirement.misfits(facts);
-        why.extend(
-            misfits
-                .iter()
-                .map(|misfit| format!("{} (it has {})", misfit.term, misfit.found)),
-        );
+        why.extend(misfits.iter().map(told));
         if facts.memory < memory {
             why.push(format!(
                 "its stages need {memory} of memory (it has {})",
@@ -72,29 +83,51 @@ pub(super) struct Candidate<'a> {
 }
 
 /// Every quote of every market that nothing speaks against, best first, and how many of them are without a blemish: what
-/// failed before comes last. Otherwise the cheapest first; of equal price in the order of providers and names.
-pub(super) fn quotes<'a>(markets: &'a Markets, avoid: &Avoid<'_>) -> (Vec<&'a Quote>, usize) {
-    let mut quotes: Vec<(Standing, &Quote)> = markets
+/// failed before comes last. Otherwise the cheapest first; of equal price in the order of providers, of the regions that their
+/// tables list, and of names.
+pub(super) fn quotes<'a, 's>(
+    markets: &'a Markets,
+    avoid: &Avoid<'_>,
+    specs: impl IntoIterator<Item = &'s LeaseSpec>,
+) -> (Vec<&'a Quote>, usize) {
+    let mut ranks = preferences(specs);
+    let mut quotes: Vec<(Standing, usize, &Quote)> = markets
         .values()
         .filter_map(|market| market.quotes.as_ref().ok())
         .flatten()
-        .map(|quote| (avoid.standing(quote), quote))
-        .filter(|(standing, _)| *standing != Standing::Never)
+        .map(|quote| {
+            let ranks = ranks.get_mut(&quote.provider);
+            let rank = ranks.map_or(Some(0), |ranks| ranks.rank(&quote.facts));
+            (avoid.standing(quote), rank.unwrap_or(usize::MAX), quote)
+        })
+        .filter(|(standing, ..)| *standing != Standing::Never)
         .collect();
-    quotes.sort_by(|(a, x), (b, y)| (a, rank(x)).cmp(&(b, rank(y))));
-    let fine = quotes.partition_point(|(standing, _)| *standing == Standing::Fine);
-    (quotes.into_iter().map(|(_, quote)| quote).collect(), fine)
+    quotes.sort_by(|(a, m, x), (b, n, y)| (a, rank(*m, x)).cmp(&(b, rank(*n, y))));
+    let fine = quotes.partition_point(|(standing, ..)| *standing == Standing::Fine);
+    (quotes.into_iter().map(|(.., quote)| quote).collect(), fine)
 }
 
-fn rank(quote: &Quote) -> (MicroDollars, &Name, &QuoteId) {
-    (quote.price_per_hour, &quote.provider, &quote.id)
+/// Which regions are preferred, by provider; those that prefer none are left out.
+fn preferences<'s>(specs: impl IntoIterator<Item = &'s LeaseSpec>) -> BTreeMap<&'s Name, Ranks> {
+    let mut ranks = BTreeMap::new();
+    for terms in specs.into_iter().flat_map(|spec| &spec.terms) {
+        if !terms.within.regions.is_empty() {
+            let ranks = ranks.entry(&terms.provider);
+            ranks.or_insert_with(|| terms.within.ranks());
+        }
+    }
+    ranks
+}
+
+fn rank(region: usize, quote: &Quote) -> (MicroDollars, &Name, usize, &QuoteId) {
+    (quote.price_per_hour, &quote.provider, region, &quote.id)
 }
 
 /// Finds the terms under which quotes fit a lease.
 pub(super) struct Fitting<'a> {
     memory: Bytes,
-    /// The terms that can be met, in the order of the file.
-    terms: Vec<&'a Terms>,
+    /// The terms that can be met, in the order of the file, with what their providers' tables leave.
+    terms: Vec<(&'a Terms, Ranks)>,
     models: Models,
     /// The providers that cannot be seen.
     pub(super) blind: Vec<(&'a Name, Cause)>,
@@ -110,7 +143,7 @@ impl<'a> Fitting<'a> {
         };
         for terms in &spec.terms {
             match markets.get(&terms.provider).map(|market| &market.quotes) {
-                Some(Ok(_)) => fitting.terms.push(terms),
+                Some(Ok(_)) => fitting.terms.push((terms, terms.within.ranks())),
                 Some(Err(cause)) => fitting.blind.push((&terms.provider, cause.clone())),
                 None => {
                     let cause = Cause::new(FailureClass::Unknown, "it was not asked");
@@ -132,13 +165,18 @@ impl<'a> Fitting<'a> {
             return None;
         }
         let models = &mut self.models;
-        let fits = |terms: &&&'a Terms| {
+        let mut fits = |terms: &Terms, ranks: &mut Ranks| {
             let cheap = terms
                 .ceiling
                 .is_none_or(|ceiling| quote.price_per_hour <= ceiling);
-            cheap && terms.provider == quote.provider && terms.requirement.fits(facts, models)
+            cheap
+                && terms.provider == quote.provider
+                && terms.within.has_type(facts)
+                && ranks.rank(facts).is_some()
+                && terms.requirement.fits(facts, models)
         };
-        let terms = self.terms.iter().find(fits)?;
+        let mut all = self.terms.iter_mut();
+        let terms = all.find_map(|(terms, ranks)| fits(terms, ranks).then_some(*terms))?;
         Some(Candidate { terms, quote })
     }
 }
@@ -159,9 +197,16 @@ pub fn memory_known(
         let fitting = offers.flat_map(|offer| {
             let requirement = offer.requirement.and(&lease.requirement);
             let market = markets.get(&offer.provider);
+            let within = topology.providers.get(&offer.provider);
+            let within = within.map(|provider| &provider.within);
+            let mut ranks = within.map(Selection::ranks);
             let quotes = market.and_then(|market| market.quotes.as_ref().ok());
             let memory = quotes.into_iter().flatten().map(|quote| &quote.facts);
             memory
+                .filter(move |facts| {
+                    let ranked = ranks.as_mut().is_none_or(|r| r.rank(facts).is_some());
+                    ranked && within.is_none_or(|within| within.has_type(facts))
+                })
                 .filter(move |facts| requirement.misfits(facts).is_empty())
                 .map(|facts| facts.memory)
         });
@@ -184,7 +229,7 @@ pub fn memory_known(
 /// quote, and that nothing speaks against.
 pub fn next_offer(spec: &LeaseSpec, avoid: &Avoid<'_>, markets: &Markets) -> Option<Choice> {
     let mut fitting = Fitting::new(spec, markets);
-    let (quotes, _) = quotes(markets, avoid);
+    let (quotes, _) = quotes(markets, avoid, [spec]);
     let candidate = quotes
         .into_iter()
         .filter(|quote| quote.supply != Supply::Many(0))

@@ -2,7 +2,7 @@
 
 use super::assign::Class;
 use super::avoid::Avoid;
-use super::market::{Markets, unfit};
+use super::market::{Markets, untaken};
 use super::placement::{self, Spot};
 use crate::diagnostic::Diagnostic;
 use crate::id::LeaseId;
@@ -65,8 +65,7 @@ fn notes(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> 
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         let told = quotes.into_iter().flatten().filter_map(|quote| {
-            let fits =
-                unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour).is_empty();
+            let fits = untaken(terms, spec.memory, &quote.facts, quote.price_per_hour).is_empty();
             let note = quote.note().map(str::to_owned);
             let note = note.or_else(|| avoid.why(quote)).filter(|_| fits);
             note.map(|note| format!("{}: {note}", quote.id))
@@ -87,7 +86,7 @@ fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> S
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         for quote in quotes.into_iter().flatten() {
-            let why = unfit(terms, spec.memory, Some(&quote.facts), quote.price_per_hour);
+            let why = untaken(terms, spec.memory, &quote.facts, quote.price_per_hour);
             let text = if why.is_empty() {
                 let noted = avoid.why(quote).or_else(|| quote.note().map(str::to_owned));
                 let noted = noted.or_else(|| class.beside.why_not(&Spot::of(quote)));

@@ -49,6 +49,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     let mut offers = named(&fields, "offer", |table| offer(table, &scope));
     super::rented::check(&fields, &providers, &offers);
     super::registry::check(&fields, &providers, &offers);
+    super::selection::check(&fields, &providers, &mut offers);
     commands::offers(&fields, &providers, &mut offers);
     super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| leases::lease(table, &scope));
@@ -256,6 +257,7 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     let ssh_key = fields.read("ssh_key", convert::text);
     let programs = commands::read(fields);
     let own_hosts = hosts::read(fields);
+    let within = super::selection::read(fields);
     let kind = match which? {
         Which::Local => {
             foreign(fields, "local", &["api_key", "url", "ssh_key"]);
@@ -293,7 +295,7 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
             commands::kind(fields, programs)?
         }
     };
-    Some(Provider { kind })
+    Some(Provider { kind, within })
 }
 
 /// Keys that belong to another kind of provider.
@@ -335,11 +337,13 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
     let image = fields.read("image", convert::image);
     let registry = super::registry::read(fields);
     let agent = agent(fields);
+    let instance_type = fields.read("instance_type", super::selection::name);
     let claims = match fields.get("claims") {
         Some(field) => inside(fields, field, "claims").map(|claims| commands::claims(&claims)),
         None => None,
     };
     Some(Offer {
+        instance_type,
         claims,
         image,
         registry,

@@ -6,12 +6,14 @@
 
 mod elsewhere;
 mod moving;
+mod placing;
 mod provider;
 mod renting;
 mod serving;
 
 use elsewhere::{RELAY, STATE};
 use moving::{MOVED, REMOVED};
+use placing::INSTANCE_TYPE;
 use provider::{CLAIMS, PROVIDER};
 use renting::{
     ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, LEASE_ENV, LEASE_SECRETS, REGISTRY, REQUOTE,
@@ -464,6 +466,7 @@ static OFFER: TableDef = TableDef {
             example: "\"here\"",
         },
         WHERE,
+        INSTANCE_TYPE,
         CLAIMS,
         MAX_PRICE,
         IMAGE,

@@ -146,6 +146,7 @@ pub fn machines(count: u32) -> Topology {
     };
     let offer = Offer {
         claims: None,
+        instance_type: None,
         provider: name("here"),
         requirement: Requirement::default(),
         max_price_per_hour: None,
@@ -172,6 +173,7 @@ pub fn machines(count: u32) -> Topology {
                     slots: None,
                     price_per_hour: MicroDollars(0),
                 },
+                within: Default::default(),
             },
         )]),
         offers: BTreeMap::from([(name("box"), offer)]),

@@ -8,4 +8,5 @@ mod moves;
 mod offers;
 mod placement;
 mod random;
+mod regions;
 mod world;

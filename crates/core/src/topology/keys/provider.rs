@@ -2,6 +2,7 @@
 //!
 //! Definitions alone, as all of [`super`].
 
+use super::placing::{INSTANCE_TYPES, REGIONS};
 use super::{Change, Choice, KEY, Key, Kind, Need, TableDef};
 
 /// The adapters that exist.
@@ -86,6 +87,8 @@ pub(super) static PROVIDER: TableDef = TableDef {
             example: "\"laptop\"",
             ..KEY
         },
+        REGIONS,
+        INSTANCE_TYPES,
         Key {
             name: "hosts",
             kind: Kind::Tables(&HOST),
