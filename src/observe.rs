@@ -20,7 +20,7 @@ use stageline_core::state::{
     Billed, LookAlike, Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen,
     State, Stray,
 };
-use stageline_core::unit::Bytes;
+use stageline_core::unit::{Bytes, MicroDollars};
 
 use crate::ambient::Clock;
 use crate::machine::{AgentStatus, Machines, Target, WorkerState, share_fingerprint};
@@ -220,10 +220,11 @@ fn seen(listing: &Result<Listed, Cause>, held: &LeaseReceipt, young: bool) -> Se
             },
             Some(machine) => Seen::There(ObservedLease {
                 dead: match &machine.status {
-                    MachineStatus::Dead(why) => Some(why.clone()),
+                    MachineStatus::Dead(why) | MachineStatus::Interrupted(why) => Some(why.clone()),
                     MachineStatus::Ending => Some("it is being ended".to_owned()),
                     MachineStatus::Pending(_) | MachineStatus::Running => None,
                 },
+                interrupted: matches!(machine.status, MachineStatus::Interrupted(_)),
                 price_per_hour: machine.price_per_hour,
                 gpus: machine.facts.gpus.clone(),
                 renamed: machine.request_key.as_ref() != Some(&held.request_key),
@@ -342,6 +343,8 @@ pub struct Asked {
     pub provider: Arc<dyn Provider>,
     /// One search for each; what several find is there once.
     pub requirements: Vec<Requirement>,
+    /// The same for bids.
+    pub bids: Vec<(Requirement, Option<MicroDollars>)>,
     /// What quotes are priced with.
     pub disk: Bytes,
 }
@@ -353,6 +356,7 @@ impl Asked {
             name,
             provider,
             requirements: vec![Requirement::default()],
+            bids: Vec::new(),
             disk: DISK,
         }
     }
@@ -361,6 +365,10 @@ impl Asked {
         let mut found: BTreeMap<QuoteId, Quote> = BTreeMap::new();
         for requirement in &self.requirements {
             let quotes = self.provider.search(requirement, self.disk).await?;
+            found.extend(quotes.into_iter().map(|quote| (quote.id.clone(), quote)));
+        }
+        for (requirement, bid) in &self.bids {
+            let quotes = self.provider.bids(requirement, self.disk, *bid).await?;
             found.extend(quotes.into_iter().map(|quote| (quote.id.clone(), quote)));
         }
         Ok(found.into_values().collect())

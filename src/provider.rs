@@ -58,6 +58,8 @@ pub struct Traits {
     pub self_destroy: bool,
     /// A quote can be taken by one only.
     pub offers_are_one: bool,
+    /// It sells machines for a bid, which it may take away again.
+    pub takes_bids: bool,
     /// Machines cost nothing, so nobody needs to guard their end.
     pub free: bool,
     /// How an agent gets onto its machines where the offer does not say; none where it need not.
@@ -255,6 +257,8 @@ pub enum MachineStatus {
     Ending,
     /// Ended, or broken for good, in the provider's words. May still be billed until released.
     Dead(String),
+    /// It was bid for and is stopped: taken away, or never begun for too low a bid. Billed until released, at what is said.
+    Interrupted(String),
 }
 
 /// A machine as the provider shows it now.
@@ -347,6 +351,20 @@ pub trait Provider: Send + Sync {
     /// [`Blind`] when the answer cannot be trusted.
     async fn instance_types(&self) -> Result<BTreeSet<String>, Blind> {
         Ok(BTreeSet::new())
+    }
+
+    /// What can be had for a bid, as [`Provider::search`]; each quote is for just this bid, or for the least that is taken, and its
+    /// price is what is bid and the disk. Asks that take no such bid are among it and say so. None where it takes no bids.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn bids(
+        &self,
+        _: &Requirement,
+        _: Bytes,
+        _: Option<MicroDollars>,
+    ) -> Result<Vec<Quote>, Blind> {
+        Ok(Vec::new())
     }
 
     /// One quote, read again right before a launch and priced with this much disk; none when it is gone or sold out.

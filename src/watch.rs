@@ -11,7 +11,8 @@ use stageline_core::id::{Address, Generation, LeaseId};
 use stageline_core::journal::Verb;
 use stageline_core::plan::is_protected;
 use stageline_core::resource::LeaseLimits;
-use stageline_core::state::{Limit, Recorded, State};
+use stageline_core::state::{Lapse, Limit, Recorded, State};
+use stageline_core::topology::OnInterrupt;
 use stageline_core::unit::{MicroDollars, Millis, Timestamp};
 
 /// What an agent that was asked says of its work.
@@ -99,6 +100,27 @@ pub fn guarded(state: &State) -> impl Iterator<Item = (&LeaseId, &Recorded)> {
         .filter(|(address, _)| matches!(address, Address::Lease(_)))
         .filter_map(|(address, recorded)| Some((address.lease()?, recorded)));
     leases.filter(|(lease, _)| !is_protected(state, lease))
+}
+
+/// Those of them whose machine was ready and may be taken away, and is not known to have been.
+pub fn bid_for(state: &State) -> impl Iterator<Item = &LeaseId> {
+    let may_go = guarded(state).filter(|(lease, recorded)| {
+        let known = state.lapse(lease).map(|lapse| lapse.generation);
+        let ready = state.lease(lease).is_some_and(|held| held.ready.is_some());
+        ready && recorded.bidding().is_some() && known != Some(recorded.generation)
+    });
+    may_go.map(|(lease, _)| lease)
+}
+
+/// What becomes of a lease that is released, and what to do.
+pub fn what_follows(lease: &LeaseId, lapse: &Lapse) -> String {
+    match lapse.spot.map(|spot| spot.on_interrupt) {
+        Some(OnInterrupt::Replace) => "`stageline apply` rents another one".to_owned(),
+        Some(OnInterrupt::OnDemand) => "`stageline apply` rents the next one on demand".to_owned(),
+        Some(OnInterrupt::End) | None => {
+            format!("`stageline apply --renew {lease}` rents it again")
+        }
+    }
 }
 
 /// Whether a lease lived longer than it may. `now` is a ledger time.

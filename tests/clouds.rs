@@ -14,6 +14,7 @@ mod pushed;
 mod regions;
 mod runpod;
 mod runpod_clients;
+mod spot;
 mod ssh;
 mod story;
 mod verbs;

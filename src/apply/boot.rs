@@ -422,7 +422,9 @@ impl<'a> Run<'a> {
             Err(blind) => return Ok(Glance::Pending(Phase::new(blind.to_string()))),
         };
         match &machine.status {
-            MachineStatus::Dead(why) => return Ok(Glance::Failed(died(lease, held, why))),
+            MachineStatus::Dead(why) | MachineStatus::Interrupted(why) => {
+                return Ok(Glance::Failed(died(lease, held, why)));
+            }
             MachineStatus::Ending => {
                 let phase = "it is being ended by somebody else";
                 return Ok(Glance::Pending(Phase::new(phase)));

@@ -397,7 +397,7 @@ fn choose(
 
 fn is_over(status: &MachineStatus) -> bool {
     match status {
-        MachineStatus::Dead(_) | MachineStatus::Ending => true,
+        MachineStatus::Dead(_) | MachineStatus::Interrupted(_) | MachineStatus::Ending => true,
         MachineStatus::Pending(_) | MachineStatus::Running => false,
     }
 }

@@ -265,7 +265,13 @@ impl<'a> Run<'a> {
             let Ok(provider) = self.effects.providers.get(name, kind) else {
                 continue;
             };
-            let more = provider.search(&terms.requirement, spec.disk).await;
+            let more = match terms.bids() {
+                None => provider.search(&terms.requirement, spec.disk).await,
+                Some(bidding) => {
+                    let wanted = &terms.requirement;
+                    provider.bids(wanted, spec.disk, bidding.bid).await
+                }
+            };
             let market = markets.entry(name.clone()).or_insert_with(|| Market {
                 kind: kind.clone(),
                 free: provider.traits().free,

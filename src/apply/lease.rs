@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         };
         let terms = spec.terms.iter().find(|terms| terms.offer == choice.offer);
         let terms = terms.ok_or_else(|| gone(format!("{lease}: no offer `{}`", choice.offer)))?;
-        let why = untaken(terms, spec.memory, &quote.facts, quote.price_per_hour);
+        let why = untaken(terms, spec.memory, &quote);
         if why.is_empty() && quote.supply == Supply::Many(0) {
             let note = quote.note().map(|note| format!(": {note}"));
             let message = format!(

@@ -12,8 +12,8 @@ use stageline_core::offer::Requirement;
 use stageline_core::plan::{self, Desired, Draft, EndsBy, Market, Mode, Plan, Renew, Selector};
 use stageline_core::resource::{FailureClass, LeaseReceipt};
 use stageline_core::state::{Edit, Observed, State, SurgeryError};
-use stageline_core::topology::{Limits, Topology};
-use stageline_core::unit::Bytes;
+use stageline_core::topology::{Limits, OnInterrupt, Spot, Topology};
+use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::project::{Place, Project};
 use super::sellers::Sellers;
@@ -178,7 +178,10 @@ pub(crate) async fn apply(
         let hands = session::hands_if_any(store, &state, relays, &project.place)?;
         look(&state, &providers, hands, clock).await?
     };
-    let ended = ended_by_themselves(&state, &observed, &providers, clock);
+    let mut ended = ended_by_themselves(&state, &observed, &providers, clock);
+    if !narrow.refresh_only {
+        ended.extend(plan::interruptions(&state, &observed));
+    }
     let (state, edits) = if ended.is_empty() {
         (state, edits)
     } else {
@@ -188,6 +191,7 @@ pub(crate) async fn apply(
     };
     let watcher = fresh_watcher(store, clock).await?;
     let chosen = narrow.chosen(&desired, &state).map_err(fail)?;
+    desired.fall_back(&state, &chosen.replace);
     let options = options(project, narrow, chosen, watcher.is_some(), clock);
     let draft = Draft {
         desired: &desired,
@@ -373,9 +377,9 @@ pub(crate) fn surgery(error: SurgeryError) -> Failure {
 async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, Market> {
     let mut asked = Vec::new();
     for (name, provider) in &topology.providers {
-        let (requirements, disk) = wanted(topology, name);
+        let (requirements, bids, disk) = wanted(topology, name);
         // Nobody wants anything of it: it need not be asked, nor its key be there.
-        if requirements.is_empty() {
+        if requirements.is_empty() && bids.is_empty() {
             continue;
         }
         if let Ok(provider) = providers.get(name, provider.kind.as_str()) {
@@ -383,6 +387,7 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
                 name: name.clone(),
                 provider: provider.clone(),
                 requirements,
+                bids,
                 disk,
             });
         }
@@ -404,23 +409,32 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
     asked.into_iter().map(market).collect()
 }
 
-/// What leases want of a provider: the requirement of each offer of it that some lease takes, and the largest disk, so that
-/// no price shown is below the one paid.
-fn wanted(topology: &Topology, provider: &Name) -> (Vec<Requirement>, Bytes) {
+/// A requirement, and what is bid for what meets it.
+type Bids = Vec<(Requirement, Option<MicroDollars>)>;
+
+/// What leases want of a provider: the requirement of each offer of it that some lease takes, on demand or with a bid, and the
+/// largest disk, so that no price shown is below the one paid. Who may have to fall back asks for both.
+fn wanted(topology: &Topology, provider: &Name) -> (Vec<Requirement>, Bids, Bytes) {
     let mut requirements = Vec::new();
+    let mut bids = Vec::new();
     let mut disk = Bytes(0);
     for lease in topology.leases.values() {
         let offers = lease.offers.iter();
         let offers = offers.filter_map(|name| topology.offers.get(name));
         for offer in offers.filter(|offer| offer.provider == *provider) {
             let both = offer.requirement.and(&lease.requirement);
-            if !requirements.contains(&both) {
+            let bidding = Spot::of(offer.spot, lease.spot);
+            let bid = bidding.map(|bidding| (both.clone(), bidding.bid));
+            bids.extend(bid.filter(|bid| !bids.contains(bid)));
+            let on_demand =
+                bidding.is_none_or(|bidding| bidding.on_interrupt == OnInterrupt::OnDemand);
+            if on_demand && !requirements.contains(&both) {
                 requirements.push(both);
             }
             disk = disk.max(lease.disk);
         }
     }
-    (requirements, disk)
+    (requirements, bids, disk)
 }
 
 /// A key that is missing or refused, or a URL that makes no sense, is the user's to mend: better said at once.

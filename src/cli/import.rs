@@ -191,7 +191,7 @@ fn fits(
     machine: &Machine,
 ) -> Result<(), Failure> {
     let over = match &machine.status {
-        MachineStatus::Dead(why) => Some(why.clone()),
+        MachineStatus::Dead(why) | MachineStatus::Interrupted(why) => Some(why.clone()),
         MachineStatus::Ending => Some("it is being ended".to_owned()),
         MachineStatus::Pending(_) | MachineStatus::Running => None,
     };

@@ -19,6 +19,10 @@ pub(crate) struct Offers {
     /// Only machines that meet this, such as "gpu=h100, vram>=80"
     #[arg(long = "where", value_name = "TERMS")]
     requirement: Option<Requirement>,
+    /// Show what can be had for a bid too, at the least bid that is taken: a machine that may be taken away again. Without it only
+    /// machines on demand are shown, unless --where says `spot`
+    #[arg(long)]
+    spot: bool,
     /// Disk that prices include, in GiB
     #[arg(long, value_name = "SIZE", default_value = "20")]
     disk: Bytes,
@@ -109,6 +113,16 @@ impl Offers {
         if self.explain && !wanted.is_any() {
             requirements.push(Requirement::default());
         }
+        let said = wanted.says_spot();
+        let bids: Vec<_> = match (said, self.spot) {
+            (Some(true), _) | (None, true) => requirements.iter(),
+            (Some(false), _) | (None, false) => [].iter(),
+        }
+        .map(|requirement| (requirement.clone(), None))
+        .collect();
+        if said == Some(true) && !self.explain {
+            requirements.clear();
+        }
         let mut asked = Vec::new();
         for (name, declared) in &project.topology.providers {
             if let Ok(provider) = providers.get(name, declared.kind.as_str()) {
@@ -116,6 +130,7 @@ impl Offers {
                     name: name.clone(),
                     provider: provider.clone(),
                     requirements: requirements.clone(),
+                    bids: bids.clone(),
                     disk: self.disk,
                 });
             }
@@ -247,8 +262,10 @@ fn row(quote: &Quote) -> [String; 7] {
     rest.extend(extra("reliability").map(|reliability| format!("reliability {reliability}")));
     rest.extend(extra("hours_left").map(|hours| format!("{hours} h left")));
     rest.extend(extra("inet_down_cost").map(|cost| format!("download ${cost}/GB")));
-    if facts.spot {
-        rest.push("spot".to_owned());
+    match quote.bid {
+        Some(bid) => rest.push(format!("spot, bid {}/h", bid.per_hour)),
+        None if facts.spot => rest.push("spot".to_owned()),
+        None => {}
     }
     if quote.supply == Supply::Many(0) {
         rest.push(quote.note().unwrap_or("sold out").to_owned());

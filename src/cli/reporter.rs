@@ -211,7 +211,7 @@ impl Shared {
             Event::AttemptAbsent { address, attempt } => {
                 Some(format!("{address}: try {attempt} made no machine"))
             }
-            Event::Lapsed { lease, limit, why } => Some(format!("{lease}: ends by its {limit}: {why}")),
+            Event::Lapsed { lease, limit, why } => Some(format!("{lease}: {}: {why}", limit.what_happens())),
             Event::Vanished { address, why } => Some(format!("{address}: gone: {why}")),
             Event::Fenced { by } => Some(format!("this run was fenced by {by}")),
             Event::Interrupted { signals: 1 } => Some(

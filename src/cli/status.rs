@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use stageline_core::id::{Address, LeaseId, Name};
+use stageline_core::plan::taken_away;
 use stageline_core::resource::{Receipt, Spec};
 use stageline_core::state::{BadHost, Ledger, Observed, Seen, State};
+use stageline_core::topology::OnInterrupt;
 
 use super::console::Console;
 use super::sellers::Sellers;
@@ -183,7 +185,10 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
             .lease()
             .filter(|lease| matches!(agents.get(lease), Some(Err(_))));
         let (detail, hint) = match silent {
-            None => (detail, None),
+            None => (
+                detail,
+                address.lease().and_then(|it| after(state, observed, it)),
+            ),
             Some(lease) => (
                 with_age(state, detail),
                 Some(format!(
@@ -199,6 +204,21 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
         });
     }
     lines
+}
+
+/// What `apply` makes of a machine that was taken away.
+fn after(state: &State, observed: &Observed, lease: &LeaseId) -> Option<String> {
+    let Some(Seen::There(there)) = observed.leases.get(lease) else {
+        return None;
+    };
+    let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
+    let bidding = recorded.bidding().filter(|_| there.interrupted)?;
+    let follows = match bidding.on_interrupt {
+        OnInterrupt::Replace => "bids for another one",
+        OnInterrupt::OnDemand => "rents the next one on demand",
+        OnInterrupt::End => "keeps the lease ended, until `--renew`",
+    };
+    Some(format!("`stageline apply` releases it and {follows}"))
 }
 
 /// What is said of a silent machine is as old as the last run.
@@ -247,7 +267,11 @@ fn lease(state: &State, observed: &Observed, agents: &Agents, lease: &LeaseId) -
         Some(Seen::Gone) => (Health::Broken, format!("{what}: gone at the provider")),
         Some(Seen::Unknown(cause)) => (Health::Unknown, format!("{what}: {}", cause.message)),
         Some(Seen::There(there)) => match (&there.dead, agents.get(lease)) {
-            (Some(why), _) => (Health::Broken, format!("{what}: {why}")),
+            (Some(why), _) => {
+                let taken = taken_away(there).map(|why| format!("taken away: {why}"));
+                let why = taken.unwrap_or_else(|| why.clone());
+                (Health::Broken, format!("{what}: {why}"))
+            }
             (None, Some(Ok(status))) => {
                 let facts = &status.facts;
                 let gpus = match facts.gpus.len() {

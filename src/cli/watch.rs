@@ -4,12 +4,15 @@
 //! drained and released by a plan of its own, in a short run, and recorded as lapsed; what did not work is tried again for
 //! ever. It holds no lock between two looks, and what it needs to know after a crash is in the state.
 
+mod taken;
+mod unit;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, LeaseId, Name};
+use stageline_core::id::{Address, LeaseId};
 use stageline_core::journal::Verb;
 use stageline_core::plan::is_protected;
 use stageline_core::state::{Edit, Limit, Observed, Seen, State};
@@ -68,6 +71,8 @@ struct Watcher<'a> {
     topology: Option<Topology>,
     hands: Option<Arc<AgentClient>>,
     again: BTreeMap<LeaseId, Again>,
+    /// When providers were asked last whether machines that do not answer were taken away.
+    asked: Option<Duration>,
     /// What was said last, so that it is not said every few seconds.
     said: BTreeMap<String, String>,
 }
@@ -76,7 +81,7 @@ impl Watch {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let place = project::place(global)?;
         if self.print_unit {
-            return print_unit(global, &place, console);
+            return unit::print(global, &place, console);
         }
         session::runtime()?.block_on(self.watch(place, global, console))
     }
@@ -108,6 +113,7 @@ impl Watch {
             topology: None,
             hands: None,
             again: BTreeMap::new(),
+            asked: None,
             said: BTreeMap::new(),
         };
         if self.once {
@@ -196,7 +202,9 @@ impl Watcher<'_> {
             return Ok(Exit::Done);
         }
         let limits = self.limits();
-        let beyond = self.judge(state, limits.as_ref()).await?;
+        let heard = self.hear(state).await?;
+        let mut beyond = self.judge(state, limits.as_ref(), heard.as_ref());
+        beyond.extend(self.taken_away(state, heard.as_ref()).await?);
         let pending = watch::pending(state);
         let due = |lease: &LeaseId| self.again.get(lease).is_none_or(|again| again.is_due(now));
         let beyond: Vec<Beyond> = beyond.into_iter().filter(|one| due(&one.lease)).collect();
@@ -238,19 +246,19 @@ impl Watcher<'_> {
     }
 
     /// Every lease that is beyond a limit and is not recorded as such.
-    async fn judge(
+    fn judge(
         &mut self,
         state: &State,
         limits: Option<&Limits>,
-    ) -> Result<Vec<Beyond>, Failure> {
+        heard: Option<&BTreeMap<LeaseId, Heard>>,
+    ) -> Vec<Beyond> {
         let ledger = state.ledger_now(self.clock.now(), self.clock.boot_point().as_ref());
         let cap = limits.and_then(|limits| limits.max_spend);
         let over = cap.and_then(|cap| watch::spent(state, ledger, cap));
-        let heard = self.hear(state).await?;
         let now = self.clock.boottime();
         let mut beyond = Vec::new();
         for (lease, recorded) in watch::guarded(state) {
-            let heard = match &heard {
+            let heard = match heard {
                 Some(heard) => heard.get(lease).copied().unwrap_or(Heard::Silent),
                 // Nobody can be asked from here just now: that says nothing of the machines.
                 None => Heard::Untold,
@@ -272,7 +280,7 @@ impl Watcher<'_> {
                 beyond.push(Beyond { lease, limit, why });
             }
         }
-        Ok(beyond)
+        beyond
     }
 
     /// What each agent says; none when none can be asked from here.
@@ -406,7 +414,9 @@ impl Watcher<'_> {
     /// a stage that refused at once would fail what the first stage, on another machine, has admitted already.
     async fn drain(&self, state: &State, beyond: &[Beyond]) {
         let Some(hands) = &self.hands else { return };
-        let working = beyond.iter().filter(|one| one.limit != Limit::Idle);
+        let working = beyond
+            .iter()
+            .filter(|one| !matches!(one.limit, Limit::Idle | Limit::Interrupt));
         let targets: Vec<_> = working
             .filter_map(|one| observe::target(state, &one.lease))
             .collect();
@@ -440,7 +450,7 @@ impl Watcher<'_> {
             if !is_there(&state, lease) {
                 self.again.remove(lease);
                 let renew = match state.lapse(lease) {
-                    Some(_) => format!("; `stageline apply --renew {lease}` rents it again"),
+                    Some(lapse) => format!("; {}", watch::what_follows(lease, lapse)),
                     None => String::new(),
                 };
                 self.tell(&format!(
@@ -515,10 +525,8 @@ impl Watcher<'_> {
             // A reader that went away does not stop a watcher.
             let _ = self.console.data(&format!("{line}\n"));
         }
-        self.tell(&format!(
-            "{}: ends by its {}: {}",
-            one.lease, one.limit, one.why
-        ));
+        let Beyond { lease, limit, why } = one;
+        self.tell(&format!("{lease}: {}: {why}", limit.what_happens()));
     }
 
     /// A line with its time, since nobody looks when it is written.
@@ -562,34 +570,4 @@ fn trouble(state: &State, lease: &LeaseId) -> String {
         || "its release is not proven yet".to_owned(),
         |cause| format!("its release did not succeed: {}", cause.message),
     )
-}
-
-/// A unit with this very command, from this very folder.
-fn print_unit(global: &Global, place: &Place, console: &Console) -> Result<Exit, Failure> {
-    let program = std::env::current_exe()?;
-    let folder = std::env::current_dir()?;
-    let mut command = vec![program.display().to_string(), "watch".to_owned()];
-    let mut option = |name: &str, value: String| command.extend([name.to_owned(), value]);
-    for file in &global.file {
-        option("-f", file.display().to_string());
-    }
-    for (name, value) in &global.var {
-        option("--var", format!("{name}={value}"));
-    }
-    for file in &global.var_file {
-        option("--var-file", file.display().to_string());
-    }
-    for (name, value) in [
-        ("--state", &global.state),
-        ("--name", &global.name),
-        ("--workspace", &global.workspace),
-    ] {
-        if let Some(value) = value {
-            option(name, value.clone());
-        }
-    }
-    let name: &Name = &place.name;
-    let folder = folder.display().to_string();
-    console.data(&watch::unit(name.as_str(), &folder, &command))?;
-    Ok(Exit::Done)
 }

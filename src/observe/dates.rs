@@ -44,7 +44,7 @@ async fn of(state: &State, providers: &Providers, provider: &Arc<dyn Provider>) 
         }
     }
     let bills = |machine: &Machine| match machine.status {
-        MachineStatus::Dead(_) => {
+        MachineStatus::Dead(_) | MachineStatus::Interrupted(_) => {
             provider.traits().bills_while_stopped || machine.ended_at.is_some()
         }
         MachineStatus::Pending(_) | MachineStatus::Running | MachineStatus::Ending => true,

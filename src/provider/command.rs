@@ -122,6 +122,7 @@ impl CommandProvider {
             bills_while_stopped: true,
             self_destroy: false,
             offers_are_one: false,
+            takes_bids: false,
             free: settings.programs.price.is_none()
                 && !settings.offers.is_empty()
                 && settings.offers.values().all(Claims::are_free),
@@ -233,6 +234,7 @@ impl CommandProvider {
             facts,
             price_per_hour,
             supply: Supply::Many(supply),
+            bid: None,
         })
     }
 

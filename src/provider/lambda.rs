@@ -377,6 +377,7 @@ fn traits(api: &Api) -> Traits {
         bills_while_stopped: true,
         self_destroy: false,
         offers_are_one: false,
+        takes_bids: false,
         free: false,
         agent: Some(AgentWay::Ssh),
         sees_account: true,

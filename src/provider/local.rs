@@ -102,6 +102,7 @@ impl LocalProvider {
             bills_while_stopped: false,
             self_destroy: false,
             offers_are_one: false,
+            takes_bids: false,
             free: settings.price_per_hour == MicroDollars::ZERO,
             agent: None,
             sees_account: true,
@@ -167,6 +168,7 @@ impl LocalProvider {
             facts,
             price_per_hour: self.inner.settings.price_per_hour,
             supply: Supply::Many(free),
+            bid: None,
         })
     }
 }

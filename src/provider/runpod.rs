@@ -224,6 +224,7 @@ fn traits(api: &Api) -> Traits {
         bills_while_stopped: true,
         self_destroy: true,
         offers_are_one: false,
+        takes_bids: false,
         free: false,
         agent: Some(AgentWay::Image),
         sees_account: true,

@@ -98,6 +98,7 @@ impl SshProvider {
             bills_while_stopped: false,
             self_destroy: false,
             offers_are_one: false,
+            takes_bids: false,
             free: settings
                 .hosts
                 .iter()
@@ -166,6 +167,7 @@ impl SshProvider {
                 facts,
                 price_per_hour: desk.of.price_per_hour,
                 supply: Supply::Many(u32::from(note.is_none())),
+                bid: None,
             }
         });
         quotes.collect()

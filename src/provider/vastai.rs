@@ -3,7 +3,8 @@
 //! What always holds: an offer is an ask that one can take, read again right before it is taken and priced with its disk;
 //! a create is sent once, under the request key as its label; every instance of the account is listed, page by page, and a listing that
 //! is not whole, or may be another account's, is no listing. Stopped instances bill their disk, so they are dead and
-//! not gone. It refuses to send the account's key to a machine.
+//! not gone. A bid goes with the create, which is asked to fail rather than to make a stopped instance; one that is made so all
+//! the same is a machine like every other, and dead. It refuses to send the account's key to a machine.
 
 mod boot;
 mod offer;
@@ -23,9 +24,10 @@ use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::topology::{AgentSource, AgentWay};
-use stageline_core::unit::Bytes;
+use stageline_core::unit::{Bytes, MicroDollars};
 use tokio::sync::OnceCell;
 
+use self::offer::Buy;
 use super::doors::Doors;
 use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, only, whole};
 use crate::ambient::crash_point;
@@ -96,6 +98,7 @@ impl Vastai {
             bills_while_stopped: true,
             self_destroy: true,
             offers_are_one: true,
+            takes_bids: true,
             free: false,
             agent: Some(AgentWay::Image),
             sees_account: true,
@@ -227,6 +230,38 @@ impl Vastai {
         }
     }
 
+    /// What can be had now, on demand or for a bid.
+    async fn found(
+        &self,
+        requirement: &Requirement,
+        disk: Bytes,
+        buy: Buy,
+    ) -> Result<Vec<Quote>, Blind> {
+        let disk = gibibytes(disk);
+        let names = if requirement.names_gpu() {
+            let names = self.names().await.map_err(|fault| self.blind(fault))?;
+            names
+                .iter()
+                .filter(|name| requirement.takes_gpu(name))
+                .cloned()
+                .collect()
+        } else {
+            Vec::new()
+        };
+        let filter = offer::filter(requirement, &names, disk, buy);
+        let offers = self
+            .offers(filter)
+            .await
+            .map_err(|fault| self.blind(fault))?;
+        let quotes = offers
+            .iter()
+            .filter_map(|offer| offer::quote(&self.settings.name, offer, disk, buy));
+        // It has answered with the same row twice.
+        let distinct: BTreeMap<QuoteId, Quote> =
+            quotes.map(|quote| (quote.id.clone(), quote)).collect();
+        Ok(distinct.into_values().collect())
+    }
+
     /// The names of GPUs as the provider spells them.
     async fn names(&self) -> Result<&Vec<String>, Fault> {
         let ask = || async {
@@ -235,6 +270,14 @@ impl Vastai {
             wire::names(&answer.body)
         };
         self.names.get_or_try_init(ask).await
+    }
+
+    /// The one instance that a bid was answered with although it is too low: it is there, stopped, and bills its disk.
+    fn made_stopped(request: &CreateRequest, fault: &Fault) -> Option<Machine> {
+        request.quote.bid?;
+        let ids = fault.body.as_ref().map(wire::contracts)?;
+        let id = only(&ids).ok()?;
+        Some(request.made(id, wire::PROVISIONING))
     }
 
     /// How a create ended that was not answered with a yes.
@@ -272,42 +315,29 @@ impl Provider for Vastai {
     }
 
     async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
-        let disk = gibibytes(disk);
-        let names = if requirement.names_gpu() {
-            let names = self.names().await.map_err(|fault| self.blind(fault))?;
-            names
-                .iter()
-                .filter(|name| requirement.takes_gpu(name))
-                .cloned()
-                .collect()
-        } else {
-            Vec::new()
-        };
-        let filter = offer::filter(requirement, &names, disk);
-        let offers = self
-            .offers(filter)
-            .await
-            .map_err(|fault| self.blind(fault))?;
-        let quotes = offers
-            .iter()
-            .filter_map(|offer| offer::quote(&self.settings.name, offer, disk));
-        // It has answered with the same row twice.
-        let distinct: BTreeMap<QuoteId, Quote> =
-            quotes.map(|quote| (quote.id.clone(), quote)).collect();
-        Ok(distinct.into_values().collect())
+        self.found(requirement, disk, None).await
+    }
+
+    async fn bids(
+        &self,
+        requirement: &Requirement,
+        disk: Bytes,
+        bid: Option<MicroDollars>,
+    ) -> Result<Vec<Quote>, Blind> {
+        self.found(requirement, disk, Some(bid)).await
     }
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
         crash_point("a quote, not yet read again");
         let disk = gibibytes(disk);
-        let Ok(number) = id.0.parse::<u64>() else {
+        let Ok(number) = id.ask().parse::<u64>() else {
             return Ok(None);
         };
-        let offers = self.offers(offer::one(number, disk)).await;
+        let offers = self.offers(offer::one(number, disk, id.bid())).await;
         let offers = offers.map_err(|fault| self.blind(fault))?;
         let quotes = offers
             .iter()
-            .filter_map(|offer| offer::quote(&self.settings.name, offer, disk));
+            .filter_map(|offer| offer::quote(&self.settings.name, offer, disk, id.bid()));
         Ok(quotes.into_iter().find(|quote| quote.id == *id))
     }
 
@@ -338,7 +368,7 @@ impl Provider for Vastai {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),
         };
-        let path = format!("/api/v0/asks/{}/", request.quote.id.0);
+        let path = format!("/api/v0/asks/{}/", request.quote.id.ask());
         let call = Call {
             timeout: self.traits.request_timeout,
             ..Call::send(Method::PUT, path, CREATE, body)
@@ -352,7 +382,10 @@ impl Provider for Vastai {
                 Ok(id) => Outcome::Done(request.made(id, wire::PROVISIONING)),
                 Err(cause) => Outcome::InDoubt(cause),
             },
-            Err(fault) => Self::unmade(fault),
+            Err(fault) => match Self::made_stopped(&request, &fault) {
+                Some(machine) => Outcome::Done(machine),
+                None => Self::unmade(fault),
+            },
         }
     }
 

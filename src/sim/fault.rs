@@ -35,6 +35,10 @@ pub const KNOBS: &[(&str, &str)] = &[
         "the answer says no, and a stopped machine is there and bills",
     ),
     (
+        "bid-stays",
+        "a bid that is too low makes a stopped machine, which bills, and the answer says no; with text \"yes\" it says yes",
+    ),
+    (
         "create-wrong-count",
         "two machines are made and two ids answered; with text \"none\", one and no id",
     ),

@@ -23,6 +23,7 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
         "create-200-false-with-id",
         "there are no bids, and a refusal has a status of its own",
     ),
+    ("bid-stays", "there are no bids"),
     ("rate-429-daily", "no request is counted by the day"),
     (
         "offer-breaks-filter",

@@ -30,6 +30,24 @@ pub struct Offer {
     pub host: u64,
 }
 
+impl Offer {
+    /// What it costs now, without disk.
+    pub fn price_now(&self, factor: f64) -> MicroDollars {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "prices are small and positive"
+        )]
+        MicroDollars((self.price.0 as f64 * factor).round() as u64)
+    }
+
+    /// The least bid that is taken now, and keeps a machine: half the price on demand.
+    pub fn least_bid(&self, factor: f64) -> MicroDollars {
+        MicroDollars(self.price_now(factor).0 / 2)
+    }
+}
+
 /// How a boot goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Course {
@@ -92,6 +110,8 @@ pub struct Machine {
     pub runs: u64,
     /// How its boot goes.
     pub course: Course,
+    /// What is bid for it, without its disk; none is on demand.
+    pub bid: Option<MicroDollars>,
     /// From when it is listed, and found by id.
     pub listed_from: u64,
     /// The same by id.

@@ -28,6 +28,7 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
         "create-200-false-with-id",
         "there are no bids, and a refusal has a status of its own",
     ),
+    ("bid-stays", "there are no bids"),
     (
         "list-page-lost",
         "its list of pods is one answer, without pages",

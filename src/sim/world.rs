@@ -52,6 +52,8 @@ pub struct Wish {
     pub denied: bool,
     /// It begins stopped.
     pub stopped: bool,
+    /// What is bid for it, without its disk; none is on demand.
+    pub bid: Option<MicroDollars>,
     /// It costs its price from the create on, and not only while it runs.
     pub bills_booting: bool,
     /// For so long it is on its way out, and bills, once its end was asked for; milliseconds.
@@ -229,6 +231,7 @@ impl World {
             provisioned,
             runs,
             course,
+            bid: wish.bid,
             listed_from: now + after(fires("list-lag"), 120),
             found_from: now + after(fires("get-404-lag"), 30),
             stopped_from: match (wish.stopped, fires("preempt")) {
@@ -333,7 +336,21 @@ impl World {
         }
         let mut ended = Vec::new();
         let mut inner = self.lock();
-        for machine in inner.machines.values_mut() {
+        let Inner {
+            machines,
+            offers,
+            price_factor,
+            ..
+        } = &mut *inner;
+        for machine in machines.values_mut() {
+            if let (Some(bid), None, Some(offer)) = (
+                machine.bid,
+                machine.stopped_from,
+                offers.get(&machine.offer.id),
+            ) && bid < offer.least_bid(*price_factor)
+            {
+                machine.stopped_from = Some(now);
+            }
             machine.count(now);
             let runs = machine.is_there(now) && machine.stand(now) == Stand::Running;
             if runs && !machine.started {

@@ -269,7 +269,9 @@ async fn a_machine_of_lambda_is_seen_as_it_is() {
         match &seen.status {
             MachineStatus::Dead(_) => assert!(over, "{fault:?}"),
             MachineStatus::Pending(_) => assert!(!over, "{fault:?}"),
-            MachineStatus::Running | MachineStatus::Ending => panic!("{fault:?}: {seen:?}"),
+            MachineStatus::Running | MachineStatus::Ending | MachineStatus::Interrupted(_) => {
+                panic!("{fault:?}: {seen:?}")
+            }
         }
         // One that never was healthy bills on until it is released; one that was taken back is gone with that.
         lambda.release(&id).await.expect("taken");

@@ -265,7 +265,9 @@ async fn a_pod_is_seen_as_it_is() {
         match &seen.status {
             MachineStatus::Dead(_) => assert!(over, "{fault:?}"),
             MachineStatus::Pending(phase) => assert!(!over, "{fault:?}: {phase}"),
-            MachineStatus::Running | MachineStatus::Ending => panic!("{fault:?}: {seen:?}"),
+            MachineStatus::Running | MachineStatus::Ending | MachineStatus::Interrupted(_) => {
+                panic!("{fault:?}: {seen:?}")
+            }
         }
         cloud.stop().await;
     }

@@ -275,7 +275,9 @@ async fn a_machine_is_seen_as_it_is() {
         match &machine.status {
             MachineStatus::Dead(_) => assert!(over, "{fault:?}"),
             MachineStatus::Pending(_) => assert!(!over, "{fault:?}"),
-            MachineStatus::Running | MachineStatus::Ending => panic!("{fault:?}: {machine:?}"),
+            MachineStatus::Running | MachineStatus::Ending | MachineStatus::Interrupted(_) => {
+                panic!("{fault:?}: {machine:?}")
+            }
         }
         cloud.stop().await;
     }

@@ -18,6 +18,7 @@ use crate::plan::StepId;
 use crate::resource::{Account, Cause, Dates, LeaseLimits, Receipt, Spec};
 use crate::state::{Limit, Recorded};
 use crate::tagged::Tagged;
+use crate::topology::Bidding;
 use crate::unit::{MicroDollars, Millis, Timestamp};
 
 pub use brief::{Brief, ReadyBriefly, shorten};
@@ -250,6 +251,9 @@ pub enum Record {
         /// When.
         #[schemars(with = "String")]
         at: Timestamp,
+        /// The terms of its bid, when its machine was taken away.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spot: Option<Bidding>,
     },
     /// That a lease lapsed does not count any more: it is no longer declared.
     Unlapsed {

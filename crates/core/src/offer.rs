@@ -3,6 +3,7 @@
 //! A quote is perishable and a claim; facts that count are measured on the machine. Requirements match facts, never
 //! wishes.
 
+mod bid;
 mod claim;
 mod requirement;
 mod selection;
@@ -12,6 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use bid::Bid;
 pub use claim::{broken_claims, count, side_by_side};
 pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
 pub use selection::{INSTANCE_TYPE, POOL, Ranks, Selection};
@@ -166,7 +168,7 @@ impl Facts {
     }
 }
 
-/// What the provider calls one of its offers. Opaque.
+/// What the provider calls one of its offers. Opaque, but for a bid on one.
 #[derive(
     Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -219,4 +221,7 @@ pub struct Quote {
     pub price_per_hour: MicroDollars,
     /// How many can take it.
     pub supply: Supply,
+    /// What is offered for a machine that may be taken away; none where it is rented on demand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bid: Option<Bid>,
 }

@@ -7,6 +7,7 @@ mod cause;
 mod dates;
 mod limits;
 mod setup;
+mod terms;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,15 +19,16 @@ use crate::id::{
     Address, EndpointKey, Fingerprint, JournalNumber, LeaseId, MachineId, Name, RequestKey, Sha256,
     StageId,
 };
-use crate::offer::{Domain, Facts, Place, QuoteId, Requirement, Selection};
+use crate::offer::{Domain, Facts, Place, QuoteId};
 use crate::shared::Shared;
-use crate::topology::{AgentSource, Dtype, Layers, Programs, Registry, Requote, SecretRef, Serve};
+use crate::topology::{Dtype, Layers, Programs, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 pub use cause::{Cause, FailureClass, Outcome};
 pub use dates::{Dates, Told};
 pub use limits::LeaseLimits;
 pub use setup::SetupSpec;
+pub use terms::Terms;
 
 /// What one resource should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -101,14 +103,6 @@ const fn is_five(attempts: &u32) -> bool {
     *attempts == five()
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde asks with a reference"
-)]
-fn is_usual(requote: &Requote) -> bool {
-    *requote == Requote::default()
-}
-
 /// What is asked for when nothing else is said; a state of before has no other.
 pub const DISK: Bytes = Bytes::gib(20);
 
@@ -119,37 +113,6 @@ fn usual_disk() -> Bytes {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
 fn is_usual_disk(disk: &Bytes) -> bool {
     *disk == DISK
-}
-
-/// One offer of a lease: who sells, which machines, the most it may cost.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-pub struct Terms {
-    /// The `[offer.NAME]`.
-    pub offer: Name,
-    /// The `[provider.NAME]` that sells it.
-    pub provider: Name,
-    /// The adapter of that provider, such as `local`.
-    pub provider_kind: String,
-    /// The offer's and the lease's terms together.
-    pub requirement: Requirement,
-    /// What the provider's table leaves of its market; no part of what a machine that is held must be.
-    #[serde(default, skip_serializing_if = "Selection::is_everything")]
-    pub within: Selection,
-    /// The smallest of all limits that apply; none is no cap.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ceiling: Option<MicroDollars>,
-    /// What may be taken of it when the shortlist is used up.
-    #[serde(default, skip_serializing_if = "is_usual")]
-    pub requote: Requote,
-    /// What a rented machine runs; none is the provider's plain image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// Who may pull that image; none is anybody.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub registry: Option<Registry>,
-    /// How the agent gets there; none is the provider's usual way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub agent: Option<AgentSource>,
 }
 
 /// Whose account a machine is on, and how its key is had: all that is needed to end it when its table is gone.

@@ -25,6 +25,7 @@ mod rented;
 mod requirement;
 mod schema;
 mod selection;
+mod spot;
 mod stages;
 mod value;
 mod vars;
@@ -45,8 +46,9 @@ pub use files::read;
 pub use hosts::SshHost;
 pub use leases::{SETUP_MAX, Setup, check_setup};
 pub use registry::Registry;
-pub use rented::{AgentSource, AgentWay};
+pub use rented::{AgentSource, AgentWay, Requote};
 pub use schema::schema;
+pub use spot::{Bidding, OnInterrupt, Spot};
 pub use value::{FILE_BYTES_MAX, SourceFile};
 pub use vars::{ENV_PREFIX, VarSources};
 
@@ -105,29 +107,6 @@ fn as_pairs<T: Serialize, S: serde::Serializer>(
 pub struct Removed {
     /// They are ended; else they are taken out of the state only.
     pub release: bool,
-}
-
-/// What may be taken when the offers on the plan's shortlist are used up.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    serde::Serialize,
-    serde::Deserialize,
-    schemars::JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Requote {
-    /// What is quoted then, under the same requirement and ceiling.
-    #[default]
-    WithinCeiling,
-    /// Nothing.
-    Never,
 }
 
 /// Caps on money and machines.
@@ -267,6 +246,9 @@ pub struct Offer {
     pub attempts: u32,
     /// What may be taken when the shortlist is used up.
     pub requote: Requote,
+    /// Whether its machines are bid for; none is on demand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spot: Option<Spot>,
 }
 
 /// A `[lease.X]`.
@@ -298,6 +280,9 @@ pub struct Lease {
     pub attempts: Option<u32>,
     /// Narrows what every offer allows.
     pub requote: Option<Requote>,
+    /// Decides for its machines what the offers say of bids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spot: Option<Spot>,
     /// How long apply waits when nothing that fits can be had; none is not at all.
     pub wait_for_capacity: Option<Millis>,
     /// All machines or none; none leaves it to what they serve.

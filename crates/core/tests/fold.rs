@@ -7,7 +7,10 @@ use stageline_core::id::{
 use stageline_core::journal::{Entry, EntryError, FORMAT, Launch, Record, Verb};
 use stageline_core::offer::{Place, QuoteId};
 use stageline_core::resource::{Cause, FailureClass, LeaseLimits, LeaseReceipt, Receipt};
-use stageline_core::state::{Billed, CONSUMED_MAX, ENDED_MAX, Edit, FoldError, Limit, State};
+use stageline_core::state::{
+    Billed, CONSUMED_MAX, ENDED_MAX, Edit, FoldError, Lapse, Limit, State,
+};
+use stageline_core::topology::{Bidding, OnInterrupt};
 use stageline_core::unit::{MicroDollars, Millis, Timestamp};
 
 const AT: Timestamp = Timestamp::UNIX_EPOCH;
@@ -599,6 +602,7 @@ fn lapsed(generation: u32) -> Record {
         limit: Limit::Idle,
         why: "no work for 20m".to_owned(),
         at: AT,
+        spot: None,
     }
 }
 
@@ -651,6 +655,76 @@ fn a_lapsed_lease_stays_ended_until_a_new_machine_of_it_is_started() {
     assert_eq!(read, fold.state);
     fold.check(started(2, 1));
     assert_eq!(fold.state.lapse(&lease()), None);
+}
+
+/// A try that bids, or rents on demand.
+fn tries(generation: u32, quote: &str) -> Record {
+    let Record::Started {
+        address,
+        generation,
+        verb,
+        launch: Some(launch),
+        on,
+        at,
+    } = started(generation, 1)
+    else {
+        panic!("a try was started")
+    };
+    let launch = Launch {
+        quote: QuoteId(quote.to_owned()),
+        ..*launch
+    };
+    Record::Started {
+        address,
+        generation,
+        verb,
+        launch: Some(Box::new(launch)),
+        on,
+        at,
+    }
+}
+
+#[test]
+fn that_a_machine_was_taken_away_counts_until_it_is_bid_for_again() {
+    let bidding = |on_interrupt| Bidding {
+        bid: None,
+        on_interrupt,
+    };
+    for (on_interrupt, counts) in [
+        (OnInterrupt::OnDemand, true),
+        (OnInterrupt::Replace, false),
+        (OnInterrupt::End, false),
+    ] {
+        let mut fold = Fold::begun();
+        fold.check(started(1, 1));
+        fold.check(acquired(1, 1));
+        let spot = bidding(on_interrupt);
+        fold.check(Record::Lapsed {
+            address: gpu(),
+            generation: Generation(1),
+            limit: Limit::Interrupt,
+            why: "somebody bids more".to_owned(),
+            at: AT,
+            spot: Some(spot),
+        });
+        fold.check(done(1, Verb::Release, None));
+        let stored = serde_json::to_vec(&fold.state.stored()).expect("plain data");
+        let read: State = serde_json::from_slice(&stored).expect("it reads what it wrote");
+        assert_eq!(read, fold.state);
+        let since = |fold: &Fold| fold.state.on_demand_since(&lease(), spot);
+        assert_eq!(since(&fold), counts.then_some(AT), "{spot:?}");
+        assert_eq!(
+            fold.state.lapse(&lease()).map(Lapse::ends),
+            Some(on_interrupt == OnInterrupt::End)
+        );
+        // Refused, cut off or done: it is on demand all the same.
+        fold.check(tries(2, "17"));
+        assert_eq!(since(&fold), counts.then_some(AT), "{spot:?}");
+        fold.check(done(2, Verb::Release, None));
+        assert_eq!(since(&fold), counts.then_some(AT), "{spot:?}");
+        fold.check(tries(3, "17#bid"));
+        assert_eq!(fold.state.lapse(&lease()), None, "{spot:?}");
+    }
 }
 
 #[test]

@@ -237,7 +237,7 @@ fn status(status: &MachineStatus) -> String {
         MachineStatus::Pending(phase) => phase.to_string(),
         MachineStatus::Running => "running".to_owned(),
         MachineStatus::Ending => "on its way out, still billed".to_owned(),
-        MachineStatus::Dead(why) => format!("dead ({why})"),
+        MachineStatus::Dead(why) | MachineStatus::Interrupted(why) => format!("dead ({why})"),
     }
 }
 

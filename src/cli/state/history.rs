@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use stageline_core::id::{JournalNumber, MachineId};
 use stageline_core::journal::{Entry, Record};
-use stageline_core::state::State;
+use stageline_core::state::{Limit, State};
 use stageline_core::unit::Timestamp;
 
 use super::super::console::Console;
@@ -165,6 +165,12 @@ fn told(n: JournalNumber, record: &Record) -> Option<String> {
             address, machine, ..
         } => format!("{address}: machine {machine} was one too many and was released"),
         Record::Vanished { address, why, .. } => format!("{address}: {why}"),
+        Record::Lapsed {
+            address,
+            limit: Limit::Interrupt,
+            why,
+            ..
+        } => format!("{address}: taken away: {why}"),
         Record::Lapsed {
             address,
             limit,

@@ -70,6 +70,7 @@ pub(super) fn quotes(
                     true => SOME,
                     false => Supply::Many(0),
                 },
+                bid: None,
             });
         }
     }

@@ -139,6 +139,7 @@ fn request(attempt: u32) -> CreateRequest {
             facts: Facts::default(),
             price_per_hour: MicroDollars(7),
             supply: Supply::Many(1),
+            bid: None,
         },
         disk: Bytes::gib(1),
         image: None,

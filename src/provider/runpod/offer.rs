@@ -216,6 +216,7 @@ pub(super) fn quotes(provider: &Name, row: &Value, asks: &Asks, disk: u64) -> Ve
             facts,
             price_per_hour: price,
             supply: supply(&stock),
+            bid: None,
         })
     };
     places.into_iter().filter_map(quote).collect()

@@ -184,9 +184,10 @@ pub(super) fn machine(pod: &Value, relay: Option<&str>) -> Option<Machine> {
     let running = number(pod, "cost").and_then(money).unwrap_or_default();
     let disk = match status {
         MachineStatus::Ending => MicroDollars::ZERO,
-        MachineStatus::Pending(_) | MachineStatus::Running | MachineStatus::Dead(_) => {
-            offer::disk_per_hour(facts.disk.0 >> 30)
-        }
+        MachineStatus::Pending(_)
+        | MachineStatus::Running
+        | MachineStatus::Dead(_)
+        | MachineStatus::Interrupted(_) => offer::disk_per_hour(facts.disk.0 >> 30),
     };
     let name = pod.get("name").and_then(Value::as_str);
     Some(Machine {

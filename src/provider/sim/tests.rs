@@ -72,6 +72,7 @@ impl Case {
                 facts: facts(4),
                 price_per_hour: PRICE,
                 supply: Supply::Many(3),
+                bid: None,
             },
             disk: Bytes::gib(1),
             image: None,

@@ -64,6 +64,7 @@ impl AccountSpec {
                 bills_while_stopped: true,
                 self_destroy: false,
                 offers_are_one: false,
+                takes_bids: false,
                 free: false,
                 agent: None,
                 sees_account: true,
@@ -289,6 +290,7 @@ impl State {
             facts: shape.facts.clone(),
             price_per_hour: shape.price_per_hour,
             supply,
+            bid: None,
         })
     }
 }

@@ -9,6 +9,7 @@ use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value, json};
 use stageline_core::resource::{Cause, FailureClass, LeaseLimits};
 use stageline_core::topology::AgentSource;
+use stageline_core::unit::MicroDollars;
 
 use crate::agent::OwnEnd;
 use crate::provider::http::{package, start_script};
@@ -71,10 +72,23 @@ pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Valu
         "cancel_unavail": true,
         "target_state": "running",
     });
+    if let Some(bid) = request.quote.bid {
+        // With one it is a machine that may be taken away, without one it is on demand.
+        body["price"] = json!(dollars(bid.per_hour));
+    }
     if let Some(login) = login {
         body["image_login"] = Value::String(login);
     }
     Ok(body)
+}
+
+/// As the provider writes amounts.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a bid has fewer than 2^53 micro-dollars"
+)]
+fn dollars(amount: MicroDollars) -> f64 {
+    amount.0 as f64 / 1e6
 }
 
 /// Who pulls the image, as words of a command line: the provider takes no others.

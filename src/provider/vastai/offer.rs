@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Gpu, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{Bid, Facts, Gpu, Quote, QuoteId, Requirement, Supply};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::wire::{flag, id, money, number, text};
@@ -37,10 +37,18 @@ const NUMBERS: [&str; 12] = [
     "host_id",
 ];
 
+/// How an ask is taken: on demand, or for a bid, which is the least that is taken where no amount is said.
+pub(super) type Buy = Option<Option<MicroDollars>>;
+
 /// The body of a search.
-pub(super) fn filter(requirement: &Requirement, gpu_names: &[String], disk: u64) -> Value {
+pub(super) fn filter(
+    requirement: &Requirement,
+    gpu_names: &[String],
+    disk: u64,
+    buy: Buy,
+) -> Value {
     let hints = requirement.hints();
-    let mut body = common(disk);
+    let mut body = common(disk, buy);
     let mut at_least = |field: &str, least: Value| {
         body.insert(field.to_owned(), json!({ "gte": least }));
     };
@@ -75,16 +83,16 @@ pub(super) fn filter(requirement: &Requirement, gpu_names: &[String], disk: u64)
 }
 
 /// The body that reads one offer again.
-pub(super) fn one(id: u64, disk: u64) -> Value {
-    let mut body = common(disk);
+pub(super) fn one(id: u64, disk: u64, buy: Buy) -> Value {
+    let mut body = common(disk, buy);
     body.insert("id".to_owned(), json!({ "eq": id }));
     body.insert("limit".to_owned(), json!(1));
     Value::Object(body)
 }
 
-fn common(disk: u64) -> Map<String, Value> {
+fn common(disk: u64, buy: Buy) -> Map<String, Value> {
     let body = json!({
-        "type": "ondemand",
+        "type": if buy.is_some() { "bid" } else { "ondemand" },
         "external": { "eq": false },
         "rentable": { "eq": true },
         "rented": { "eq": false },
@@ -100,7 +108,7 @@ fn common(disk: u64) -> Map<String, Value> {
 }
 
 /// An offer in neutral words, all in; none when it cannot be rented as asked or makes no sense.
-pub(super) fn quote(provider: &Name, offer: &Value, disk: u64) -> Option<Quote> {
+pub(super) fn quote(provider: &Name, offer: &Value, disk: u64, buy: Buy) -> Option<Quote> {
     let quote_id = id(offer, "id").or_else(|| id(offer, "ask_contract_id"))?;
     let rentable = flag(offer, "rentable") != Some(false) && flag(offer, "rented") != Some(true);
     let roomy = number(offer, "disk_space").is_none_or(|space| space >= exact(disk));
@@ -108,13 +116,33 @@ pub(super) fn quote(provider: &Name, offer: &Value, disk: u64) -> Option<Quote> 
     if !(rentable && roomy && reachable) {
         return None;
     }
+    let (id, bid, price_per_hour) = match buy {
+        None => (QuoteId(quote_id), None, price(offer, disk)?),
+        Some(amount) => {
+            let least = money(number(offer, "min_bid")?)?;
+            let per_hour = amount.unwrap_or(least);
+            let price = per_hour.saturating_add(disk_price(offer, disk));
+            let id = QuoteId::bidding(&quote_id, amount);
+            (id, Some(Bid { per_hour, least }), price)
+        }
+    };
     Some(Quote {
         provider: provider.clone(),
-        id: QuoteId(quote_id),
-        facts: facts(offer),
-        price_per_hour: price(offer, disk)?,
+        id,
+        facts: Facts {
+            spot: bid.is_some(),
+            ..facts(offer)
+        },
+        price_per_hour,
         supply: Supply::One,
+        bid,
     })
+}
+
+/// What a disk costs per hour.
+pub(super) fn disk_price(claim: &Value, disk: u64) -> MicroDollars {
+    let storage = number(claim, "storage_cost").unwrap_or(0.0).max(0.0);
+    money(exact(disk) * storage / MONTH).unwrap_or_default()
 }
 
 /// GPUs and disk; the dearer of what the offer sums up itself and what its parts come to.

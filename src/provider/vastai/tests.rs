@@ -26,7 +26,7 @@ fn raw() -> Value {
 }
 
 fn quote(offer: &Value, disk: u64) -> Option<Quote> {
-    offer::quote(&"vast".parse().expect("a name"), offer, disk)
+    offer::quote(&"vast".parse().expect("a name"), offer, disk, None)
 }
 
 fn with(field: &str, value: Value) -> Value {
@@ -112,14 +112,14 @@ fn a_search_asks_for_less_than_the_requirement_and_for_the_disk() {
     let wanted: Requirement = "gpu=rtx_4090, vram>=24, reliability>=0.98"
         .parse()
         .expect("one");
-    let body = offer::filter(&wanted, &["RTX 4090".to_owned()], 60);
+    let body = offer::filter(&wanted, &["RTX 4090".to_owned()], 60, None);
     assert_eq!(body["gpu_name"], json!({ "in": ["RTX 4090"] }));
     assert_eq!(body["disk_space"], json!({ "gte": 60 }));
     assert_eq!(body["allocated_storage"], json!(60));
     assert_eq!(body["num_gpus"], json!({ "gte": 1 }));
     assert_eq!(body["reliability"], json!({ "gte": 0.98 }));
     assert!(body["gpu_ram"]["gte"].as_u64().expect("a number") < 24_000);
-    assert_eq!(offer::one(5, 60)["id"], json!({ "eq": 5 }));
+    assert_eq!(offer::one(5, 60, None)["id"], json!({ "eq": 5 }));
 }
 
 fn answer(status: u16, body: Value) -> Answer {

@@ -184,18 +184,32 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
         .or_else(|| number(instance.get("instance")?, "totalHour"))
         .or_else(|| number(instance.get("search")?, "totalHour"));
     let label = instance.get("label").and_then(Value::as_str);
+    let price_per_hour = match (&status, number(instance, "disk_space")) {
+        // Only its disk is billed, whatever it would cost again.
+        (MachineStatus::Interrupted(_), Some(disk)) => offer::disk_price(instance, whole(disk)),
+        (_, _) => price.and_then(money).unwrap_or_default(),
+    };
     Some(Machine {
         id: id(instance, "id")?.parse().ok()?,
         request_key: label.and_then(|label| label.parse().ok()),
         name: label.and_then(Label::new),
         status,
-        price_per_hour: price.and_then(money).unwrap_or_default(),
+        price_per_hour,
         facts: offer::facts(instance),
         contact,
         created_at: number(instance, "start_date").and_then(timestamp),
         ended_at: None,
         told_at: None,
     })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast from float saturates"
+)]
+fn whole(gibibytes: f64) -> u64 {
+    gibibytes.ceil() as u64
 }
 
 #[expect(
@@ -226,9 +240,14 @@ fn status(instance: &Value) -> MachineStatus {
     if is("cur_state", "unloaded") || is("next_state", "unloaded") {
         return MachineStatus::Ending;
     }
-    if is("intended_status", "stopped")
-        || (is("cur_state", "stopped") && is("next_state", "stopped"))
-    {
+    let stands_still = is("intended_status", "stopped")
+        || (is("cur_state", "stopped") && is("next_state", "stopped"));
+    if flag(instance, "is_bid") == Some(true) && (stands_still || is("actual_status", "stopped")) {
+        let said = said.map_or_else(String::new, |said| format!(" (`{said}`)"));
+        let why = "it stands still, because somebody bids more, or by hand";
+        return MachineStatus::Interrupted(format!("{why}{said}"));
+    }
+    if stands_still {
         return dead(
             "it is stopped (outbid, its contract over, or by hand), and its disk is billed on",
         );

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use stageline_core::unit::MicroDollars;
 
 use super::super::access::Access;
 use super::super::boot::OWN_KEY;
@@ -10,7 +11,7 @@ use super::super::machine::Offer;
 use super::super::registry;
 use super::super::serve::{Reply, Way};
 use super::super::world::{Wish, World};
-use super::{hurt, no, offers, yes};
+use super::{hurt, no, yes};
 
 /// The smallest disk, and what is taken when none is asked for.
 const DISK: (u64, u64) = (8, 10);
@@ -38,19 +39,25 @@ pub(super) fn create(world: &World, account: &str, id: &str, body: &Value) -> Re
     {
         return no(400, "invalid_args", "Invalid args: 'image' is required");
     }
+    let bid = match bid(body) {
+        Ok(bid) => bid,
+        Err(reply) => return reply,
+    };
     let offer = id.parse().ok().and_then(|id| {
         let inner = world.lock();
         let factor = inner.price_factor;
         let offer = inner.offers.get(&id).filter(|offer| !offer.taken)?;
-        let price = offers::price(offer, factor);
-        Some(Offer {
-            price,
+        let price = offer.price_now(factor);
+        let least = offer.least_bid(factor);
+        let offer = Offer {
+            price: bid.unwrap_or(price),
             ..offer.clone()
-        })
+        };
+        Some((offer, bid.is_some_and(|bid| bid < least)))
     });
-    let offer = match offer {
-        Some(offer) if fires("offer-gone").is_none() => offer,
-        Some(offer) => {
+    let (offer, too_low) = match offer {
+        Some(found) if fires("offer-gone").is_none() => found,
+        Some((offer, _)) => {
             if let Some(offer) = world.lock().offers.get_mut(&offer.id) {
                 offer.taken = true;
             }
@@ -58,7 +65,54 @@ pub(super) fn create(world: &World, account: &str, id: &str, body: &Value) -> Re
         }
         None => return no(404, "invalid_args", &format!("no_such_ask {id}")),
     };
-    made(world, offer, wish(account, body))
+    let wish = Wish {
+        bid,
+        ..wish(account, body)
+    };
+    if too_low {
+        return outbid(world, offer, wish, body);
+    }
+    made(world, offer, wish)
+}
+
+/// What is bid; none is on demand.
+fn bid(body: &Value) -> Result<Option<MicroDollars>, Reply> {
+    let price = match body.get("price") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(price) => price
+            .as_f64()
+            .filter(|price| (0.001..=128.0).contains(price)),
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is small and positive"
+    )]
+    match price {
+        Some(price) => Ok(Some(MicroDollars((price * 1e6).round() as u64))),
+        None => Err(no(400, "invalid_price", "Invalid price")),
+    }
+}
+
+/// A bid is too low to begin with: a create that may be cancelled is, and else a stopped instance is there.
+fn outbid(world: &World, offer: Offer, wish: Wish, body: &Value) -> Reply {
+    let cancels = body.get("cancel_unavail").and_then(Value::as_bool) == Some(true);
+    let stays = world.faults.fires("bid-stays");
+    if cancels && stays.is_none() {
+        return no(410, "no_such_ask", "bid is below the current minimum");
+    }
+    let stopped = Wish {
+        stopped: true,
+        ..wish
+    };
+    let id = world.make(offer, stopped);
+    if stays.is_some_and(|fault| fault.says("yes")) {
+        return yes(
+            &json!({ "success": true, "new_contract": id, "instance_api_key": format!("{OWN_KEY}{id}") }),
+        );
+    }
+    let words = "bid is below the current minimum";
+    yes(&json!({ "success": false, "error": "bid_too_low", "msg": words, "new_contract": id }))
 }
 
 fn wish(account: &str, body: &Value) -> Wish {

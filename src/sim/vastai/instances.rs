@@ -150,13 +150,14 @@ fn row(world: &World, machine: &mut Machine, now: u64) -> Value {
         }),
     );
     let storage = dollars(machine.meter.disk_month.0);
+    let least = machine.bid.map_or(0.0, |bid| dollars(bid.0));
     merge(
         &mut row,
         json!({
             "direct_port_start": 41000, "direct_port_end": 41063, "disk_space": machine.meter.disk_gib,
             "disk_usage": 0.1, "disk_util": -1, "gpu_util": 0.0, "gpu_temp": 40.0, "mem_limit": null,
             "dph_base": dollars(machine.meter.running_per_hour.0), "dph_total": per_hour,
-            "storage_cost": storage, "is_bid": false, "min_bid": 0.0,
+            "storage_cost": storage, "is_bid": machine.bid.is_some(), "min_bid": least,
             "start_date": world.clock.epoch(machine.created), "end_date": world.clock.epoch(machine.created + 1_209_600_000),
             "uptime_mins": (now - machine.created.min(now)) / 60_000, "duration": 1_209_600.0, "verification": "verified",
             "template_id": null, "template_hash_id": null, "jupyter_token": "", "credit_balance": null,

@@ -93,12 +93,13 @@ pub(super) fn search(world: &World, query: &Value) -> Reply {
         .get("allocated_storage")
         .and_then(loose)
         .unwrap_or(8.0);
+    let bids = query.get("type").and_then(Value::as_str) == Some("bid");
     let breaks = world.faults.fires("offer-breaks-filter").is_some();
     let drift = world.faults.fires("schema-drift").is_some();
     let inner = world.lock();
     let free = inner.offers.values().filter(|offer| !offer.taken);
     let mut rows: Vec<Value> = free
-        .map(|offer| row(offer, disk, inner.price_factor))
+        .map(|offer| row(offer, disk, inner.price_factor, bids))
         .filter(|row| breaks || fits(row, query))
         .collect();
     sort(&mut rows, query.get("order"));
@@ -121,28 +122,21 @@ pub(super) fn search(world: &World, query: &Value) -> Reply {
     yes(&json!({ "offers": rows }))
 }
 
-/// What an offer costs now, without disk.
-pub(super) fn price(offer: &Offer, factor: f64) -> MicroDollars {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "prices are small and positive"
-    )]
-    MicroDollars((offer.price.0 as f64 * factor).round() as u64)
-}
-
 /// The row of an offer.
-fn row(offer: &Offer, disk: f64, factor: f64) -> Value {
+fn row(offer: &Offer, disk: f64, factor: f64, bids: bool) -> Value {
     let facts = &offer.facts;
-    let base = dollars(price(offer, factor).0);
+    let least = dollars(offer.least_bid(factor).0);
+    let base = match bids {
+        true => least,
+        false => dollars(offer.price_now(factor).0),
+    };
     let storage = dollars(offer.disk_month.0);
     let disk_hour = disk * storage / 720.0;
     let mut row = claim(facts);
     let more = json!({
         "id": offer.id, "ask_contract_id": offer.id, "bundle_id": offer.id / 17, "machine_id": offer.id % 1000,
         "host_id": offer.host, "dph_base": base, "dph_total": base + disk_hour, "storage_cost": storage,
-        "storage_total_cost": disk_hour, "min_bid": base / 2.0, "is_bid": false, "rentable": true, "rented": false,
+        "storage_total_cost": disk_hour, "min_bid": least, "is_bid": bids, "rentable": true, "rented": false,
         "external": null, "verification": "verified", "verified": true, "hosting_type": offer.host % 2,
         "duration": 1_209_600.0, "end_date": 1_890_000_000.0, "start_date": 1_780_000_000.0, "score": 400.0 / base,
         "search": { "gpuCostPerHour": base, "diskHour": disk_hour, "totalHour": base + disk_hour,

@@ -85,6 +85,13 @@ impl Requirement {
         term.parse().ok().filter(|_| plain)
     }
 
+    /// What it says of machines that may be taken away: that it takes no others, or none of them.
+    pub fn says_spot(&self) -> Option<bool> {
+        let mut terms = self.terms.iter();
+        let term = terms.find(|term| term.field == Field::Spot)?;
+        Some(term.values.contains(&Value::Flag(true)))
+    }
+
     /// Whether any machine will do.
     pub fn is_any(&self) -> bool {
         self.terms.is_empty()

@@ -19,7 +19,9 @@ use crate::resource::{
 };
 use crate::shared::Shared;
 use crate::state::State;
-use crate::topology::{Engine, Exposure, Layers, Lease, Model, Pipeline, Stages, Topology, Via};
+use crate::topology::{
+    Engine, Exposure, Layers, Lease, Model, Pipeline, Spot, Stages, Topology, Via,
+};
 use crate::unit::{Bytes, MicroDollars, Millis};
 
 /// What should exist.
@@ -510,6 +512,8 @@ impl<'a> Expansion<'a> {
                     registry: offer.registry.clone(),
                     agent: offer.agent_on(&provider.kind),
                     requote: offer.requote.max(lease.requote.unwrap_or_default()),
+                    spot: Spot::of(offer.spot, lease.spot),
+                    on_demand_since: None,
                 })
             })
             .collect()

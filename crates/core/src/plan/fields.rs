@@ -144,7 +144,7 @@ fn scalar(key: &str, value: &Value) -> String {
         ("idle_timeout" | "max_lifetime" | "acquire_timeout", Some(n), _)
         | ("wait_for_capacity" | "gang_timeout", Some(n), _)
         | ("ready_timeout" | "request_timeout" | "took", Some(n), _) => Millis(n).to_string(),
-        ("ceiling" | "price_per_hour", Some(n), _) => format!("{}/h", MicroDollars(n)),
+        ("ceiling" | "price_per_hour" | "bid", Some(n), _) => format!("{}/h", MicroDollars(n)),
         ("memory" | "size" | "bytes" | "disk" | "vram", Some(n), _) => Bytes(n).to_string(),
         _ => value.to_string(),
     }

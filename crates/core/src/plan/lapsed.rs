@@ -121,9 +121,10 @@ pub(super) fn kept_ended(input: &Draft<'_>) -> BTreeMap<LeaseId, Lapse> {
         return BTreeMap::new();
     }
     let lapsed = input.recorded.lapsed.iter();
-    let kept = lapsed.filter(|(lease, _)| {
+    let kept = lapsed.filter(|(lease, lapse)| {
         let address = Address::Lease((*lease).clone());
-        input.desired.specs.contains_key(&address)
+        lapse.ends()
+            && input.desired.specs.contains_key(&address)
             && !options.renew.has(&address)
             && !options.replace.contains(&address)
     });
@@ -179,7 +180,10 @@ impl KeptEnded {
 fn unused(input: &Draft<'_>) -> Vec<String> {
     let named = input.options.renew.named().iter();
     let other = named.filter(|address| match address {
-        Address::Lease(lease) => input.recorded.lapse(lease).is_none(),
+        Address::Lease(lease) => input
+            .recorded
+            .lapse(lease)
+            .is_none_or(|lapse| !lapse.ends()),
         Address::Delivery(_)
         | Address::Bundle(_)
         | Address::Stage(_)

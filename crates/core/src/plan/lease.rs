@@ -5,13 +5,14 @@
 
 use super::Verdict;
 use super::draft::{Call, Drafting, Fate, lease_receipt, measured};
+use super::interrupted::taken_away;
 use super::market::unfit;
 use crate::id::{Address, LeaseId, MachineId, RequestKey};
 use crate::journal::Verb;
 use crate::offer::{Facts, Gpu, count};
 use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
-use crate::state::{ObservedLease, Recorded, Seen};
-use crate::unit::MicroDollars;
+use crate::state::{Limit, ObservedLease, Recorded, Seen};
+use crate::unit::{MicroDollars, Timestamp};
 
 /// Rents a machine and waits for its agent.
 const MAKE: &[Verb] = &[Verb::Acquire, Verb::Await];
@@ -29,6 +30,9 @@ impl<'a> Drafting<'a> {
             (_, recorded) => self.surplus(id, recorded),
         };
         let call = self.guard(id, desired, recorded, call);
+        if let Some(Spec::Lease(spec)) = desired {
+            self.told_on_demand(id, spec, call.verdict);
+        }
         let fate = match call.verdict {
             Verdict::Create | Verdict::Replace => Fate::New,
             Verdict::Update | Verdict::Keep => Fate::Stays,
@@ -46,7 +50,11 @@ impl<'a> Drafting<'a> {
             .get(&Address::Lease(id.clone()))
             .is_some_and(|recorded| recorded.last_attempt.0 > 0);
         if let Some(lapse) = self.input.recorded.lapse(id) {
-            let reason = format!("rented again; {lapse}");
+            let how = match lapse.limit {
+                Limit::Interrupt if !lapse.ends() => self.how_again(id),
+                Limit::Interrupt | Limit::Idle | Limit::Lifetime | Limit::Spend => "again",
+            };
+            let reason = format!("rented {how}; {lapse}");
             return Call::new(Verdict::Create, reason).build(MAKE);
         }
         let reason = if tried {
@@ -62,6 +70,28 @@ impl<'a> Drafting<'a> {
             "declared, not there yet"
         };
         Call::new(Verdict::Create, reason).build(MAKE)
+    }
+
+    /// How a lease is rented whose machine was taken away.
+    fn how_again(&self, id: &LeaseId) -> &'static str {
+        let desired = self.input.desired.specs.get(&Address::Lease(id.clone()));
+        match desired {
+            Some(Spec::Lease(spec)) if on_demand(spec).is_some() => "on demand",
+            Some(_) | None => "again",
+        }
+    }
+
+    /// That a lease is rented on demand although it asks for machines that are bid for.
+    fn told_on_demand(&mut self, id: &LeaseId, spec: &LeaseSpec, verdict: Verdict) {
+        let rents = match verdict {
+            Verdict::Create | Verdict::Replace | Verdict::Update | Verdict::Keep => true,
+            Verdict::Delete => false,
+        };
+        if let Some(since) = on_demand(spec).filter(|_| rents) {
+            self.notes.push(format!(
+                "{id}: on demand since its spot machine was taken away at {since:.0}; `--replace {id}` bids for one again"
+            ));
+        }
     }
 
     fn surplus(&mut self, id: &LeaseId, recorded: Option<&Recorded>) -> Call {
@@ -158,7 +188,9 @@ impl<'a> Drafting<'a> {
                 receipt.provider
             )),
             Some(Seen::There(seen)) => {
-                if let Some(dead) = &seen.dead {
+                if let Some(why) = taken_away(seen) {
+                    Some(format!("its spot machine {machine} was taken away: {why}"))
+                } else if let Some(dead) = &seen.dead {
                     Some(format!("its machine {machine} is dead: {dead}"))
                 } else {
                     if seen.price_per_hour != receipt.price_per_hour {
@@ -310,6 +342,9 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
         };
         return Some(why.to_owned());
     }
+    if let Some(why) = bought_otherwise(spec, before, receipt) {
+        return Some(why);
+    }
     let taken = |spec: &LeaseSpec| {
         let terms = spec.terms.iter().find(|terms| terms.offer == receipt.offer);
         terms.map(|terms| {
@@ -337,6 +372,25 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
         }
         (_, _) => None,
     }
+}
+
+/// Whether a machine was bid for, and for how much, cannot be changed on it.
+fn bought_otherwise(
+    spec: &LeaseSpec,
+    before: &LeaseSpec,
+    receipt: &LeaseReceipt,
+) -> Option<String> {
+    let terms = |spec: &LeaseSpec| {
+        let terms = spec.terms.iter().find(|terms| terms.offer == receipt.offer);
+        terms.map(|terms| terms.bids().map(|bidding| bidding.bid))
+    };
+    let text = |bid: Option<Option<MicroDollars>>| match bid {
+        None => "rented on demand".to_owned(),
+        Some(None) => "bid for at the least that is taken".to_owned(),
+        Some(Some(bid)) => format!("bid for at {bid}/h"),
+    };
+    let (was, is) = (terms(before)?, terms(spec)?);
+    (was != is).then(|| format!("its machine was {}, it is to be {}", text(was), text(is)))
 }
 
 /// A machine may be there that nobody has the id of. The acquire step looks for it before it does anything else.
@@ -396,8 +450,18 @@ fn settle(
         return Call::new(Verdict::Update, reason).build(&[Verb::Record]);
     }
     let limits = |spec: &LeaseSpec| (spec.idle_timeout, spec.max_lifetime, spec.protect);
+    let follows = |spec: &LeaseSpec| {
+        let mut terms = spec.terms.iter();
+        terms.find(|terms| terms.offer == receipt.offer)?.spot
+    };
     let changed = match &recorded.spec {
-        Some(Spec::Lease(before)) => limits(before) != limits(spec),
+        Some(Spec::Lease(before)) => {
+            if limits(before) == limits(spec) && follows(before) != follows(spec) {
+                let reason = "what follows when it is taken away changed";
+                return Call::new(Verdict::Update, reason).build(&[Verb::Record]);
+            }
+            limits(before) != limits(spec)
+        }
         Some(Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_)) | None => {
             true
         }
@@ -406,6 +470,11 @@ fn settle(
         return Call::new(Verdict::Update, "its limits changed").build(&[Verb::Record]);
     }
     Call::new(Verdict::Keep, "as declared")
+}
+
+/// Since when it is rented on demand although it asks for machines that are bid for.
+fn on_demand(spec: &LeaseSpec) -> Option<Timestamp> {
+    spec.terms.iter().find_map(|terms| terms.on_demand_since)
 }
 
 /// The reason of a step that only records what a machine costs now.

@@ -37,13 +37,20 @@ pub struct Market {
 pub type Markets = BTreeMap<Name, Market>;
 
 /// Why a machine may not be taken under terms, be it for what it is or for what its provider's table leaves out.
-pub fn untaken(terms: &Terms, memory: Bytes, facts: &Facts, price: MicroDollars) -> Vec<String> {
+pub fn untaken(terms: &Terms, memory: Bytes, quote: &Quote) -> Vec<String> {
+    let facts = &quote.facts;
     let left_out = terms.within.left_out(facts);
     let mut why: Vec<String> = left_out
         .iter()
         .map(|misfit| format!("{} of provider `{}`", told(misfit), terms.provider))
         .collect();
-    why.extend(unfit(terms, memory, Some(facts), price));
+    why.extend(unfit(terms, memory, Some(facts), quote.price_per_hour));
+    if let Some(bid) = quote.bid.filter(|bid| bid.per_hour < bid.least) {
+        why.push(format!(
+            "a bid of {}/h (it takes {}/h and more)",
+            bid.per_hour, bid.least
+        ));
+    }
     why
 }
 
@@ -161,7 +168,8 @@ impl<'a> Fitting<'a> {
         'a: 'q,
     {
         let facts = &quote.facts;
-        if facts.memory < self.memory {
+        let enough = quote.bid.is_none_or(|bid| bid.per_hour >= bid.least);
+        if facts.memory < self.memory || !enough {
             return None;
         }
         let models = &mut self.models;
@@ -170,7 +178,7 @@ impl<'a> Fitting<'a> {
                 .ceiling
                 .is_none_or(|ceiling| quote.price_per_hour <= ceiling);
             cheap
-                && terms.provider == quote.provider
+                && terms.are_for(quote)
                 && terms.within.has_type(facts)
                 && ranks.rank(facts).is_some()
                 && terms.requirement.fits(facts, models)

@@ -64,8 +64,10 @@ fn notes(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> 
     for terms in &spec.terms {
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
-        let told = quotes.into_iter().flatten().filter_map(|quote| {
-            let fits = untaken(terms, spec.memory, &quote.facts, quote.price_per_hour).is_empty();
+        let quotes = quotes.into_iter().flatten();
+        let quotes = quotes.filter(|quote| terms.are_for(quote));
+        let told = quotes.filter_map(|quote| {
+            let fits = untaken(terms, spec.memory, quote).is_empty();
             let note = quote.note().map(str::to_owned);
             let note = note.or_else(|| avoid.why(quote)).filter(|_| fits);
             note.map(|note| format!("{}: {note}", quote.id))
@@ -85,8 +87,9 @@ fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> S
     for terms in &spec.terms {
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
-        for quote in quotes.into_iter().flatten() {
-            let why = untaken(terms, spec.memory, &quote.facts, quote.price_per_hour);
+        let quotes = quotes.into_iter().flatten();
+        for quote in quotes.filter(|quote| terms.are_for(quote)) {
+            let why = untaken(terms, spec.memory, quote);
             let text = if why.is_empty() {
                 let noted = avoid.why(quote).or_else(|| quote.note().map(str::to_owned));
                 let noted = noted.or_else(|| class.beside.why_not(&Spot::of(quote)));

@@ -1,8 +1,10 @@
 //! Who ends a lease while nobody looks, and which leases are kept ended by their own limits.
 
 use super::page::{Ink, Page};
-use crate::plan::{Change, EndsBy, Plan};
+use crate::plan::{Change, Choice, EndsBy, Plan};
 use crate::resource::Spec;
+use crate::state::{Edit, Lapse, Limit};
+use crate::topology::OnInterrupt;
 use crate::unit::Millis;
 
 /// Most leases that are kept ended that are told one by one.
@@ -13,7 +15,11 @@ pub(super) fn lapsed(page: &mut Page, plan: &Plan) {
     if plan.lapsed.is_empty() {
         return;
     }
-    page.heading("Kept ended, by limits of their own:");
+    let own = |lapse: &Lapse| lapse.limit != Limit::Interrupt;
+    page.heading(match plan.lapsed.values().all(own) {
+        true => "Kept ended, by limits of their own:",
+        false => "Kept ended, by limits of their own or because they were taken away:",
+    });
     for (lease, lapse) in plan.lapsed.iter().take(LAPSED_MAX) {
         let text = format!("{lapse}; `stageline apply --renew {lease}` rents it again");
         page.item(2, Ink::Dim, &format!(". {lease}:"), &text);
@@ -22,6 +28,24 @@ pub(super) fn lapsed(page: &mut Page, plan: &Plan) {
         let more = plan.lapsed.len() - LAPSED_MAX;
         let text = format!("and {more} more; `stageline apply --renew` rents all of them again");
         page.para(2, &text);
+    }
+}
+
+/// What an edit means, for whoever reads the plan.
+pub(super) fn edited(plan: &Plan, edit: &Edit) -> (Ink, &'static str) {
+    match edit {
+        Edit::Move { .. } => (Ink::Changed, "its machine stays"),
+        Edit::Remove { .. } => (
+            Ink::Ended,
+            "its machine goes on billing and nobody ends it; `stageline import` takes it back",
+        ),
+        Edit::Lapse {
+            lease,
+            limit: Limit::Interrupt,
+            ..
+        } if !plan.lapsed.contains_key(lease) => (Ink::Changed, "the next one is rented on demand"),
+        Edit::Lapse { .. } => (Ink::Ended, "it stays ended until `--renew`"),
+        Edit::Unlapse { .. } => (Ink::Changed, "declared again, it is rented again"),
     }
 }
 
@@ -50,11 +74,31 @@ pub(super) fn ends_by(ends: EndsBy, change: &Change) -> Option<String> {
     }
 }
 
+/// What follows when a machine that is bid for is taken away.
+pub(super) fn may_be_taken(choice: &Choice, change: &Change) -> Option<String> {
+    let Some(Spec::Lease(spec)) = &change.spec else {
+        return None;
+    };
+    let mut terms = spec.terms.iter();
+    let terms = terms.find(|terms| terms.offer == choice.offer)?;
+    let follows = match terms.bids()?.on_interrupt {
+        OnInterrupt::Replace => "`apply` then bids for another one",
+        OnInterrupt::OnDemand => "`apply` then rents the next one on demand",
+        OnInterrupt::End => "its lease then stays ended",
+    };
+    Some(format!(
+        "may be taken away: it bills its disk until it is released, and {follows}"
+    ))
+}
+
 /// Nothing is to be done, and not all that is declared is there.
 pub(super) fn nothing_but_ended(plan: &Plan, kept: usize) -> String {
-    let ended = match plan.lapsed.len() {
-        1 => "1 lease is kept ended by its own limit".to_owned(),
-        n => format!("{n} leases are kept ended by their own limits"),
+    let own = |lapse: &Lapse| lapse.limit != Limit::Interrupt;
+    let ended = match (plan.lapsed.len(), plan.lapsed.values().all(own)) {
+        (1, true) => "1 lease is kept ended by its own limit".to_owned(),
+        (n, true) => format!("{n} leases are kept ended by their own limits"),
+        (1, false) => "1 lease is kept ended".to_owned(),
+        (n, false) => format!("{n} leases are kept ended"),
     };
     match kept {
         0 => format!("Nothing to do: {ended}."),

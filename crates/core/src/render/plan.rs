@@ -3,7 +3,7 @@
 //! Every line can be understood without colour. Equal instances of one table are one block. A person reads the reason
 //! first and the fields after it; the sums come last, where the eye is when the text has scrolled by.
 
-use super::ends::{ends_by, lapsed, nothing_but_ended};
+use super::ends::{edited, ends_by, lapsed, may_be_taken, nothing_but_ended};
 use super::page::{Ink, Level, Page, View};
 use crate::id::{Address, LeaseId, Name};
 use crate::journal::Verb;
@@ -11,7 +11,6 @@ use crate::plan::{
     Change, Choice, EndsBy, FieldChange, LeaseTerms, Mode, Plan, Step, Verdict, fields,
 };
 use crate::resource::{EngineSpec, Spec, ViaSpec};
-use crate::state::Edit;
 use crate::unit::MicroDollars;
 
 /// Most fields of one resource that are shown unless everything is asked for.
@@ -76,15 +75,7 @@ fn edits(page: &mut Page, plan: &Plan) {
     }
     page.heading("What would be changed in the state alone:");
     for edit in &plan.edits {
-        let (ink, what) = match edit {
-            Edit::Move { .. } => (Ink::Changed, "its machine stays"),
-            Edit::Remove { .. } => (
-                Ink::Ended,
-                "its machine goes on billing and nobody ends it; `stageline import` takes it back",
-            ),
-            Edit::Lapse { .. } => (Ink::Ended, "it stays ended until `--renew`"),
-            Edit::Unlapse { .. } => (Ink::Changed, "declared again, it is rented again"),
-        };
+        let (ink, what) = edited(plan, edit);
         page.item(2, ink, &format!("> {edit}:"), what);
     }
 }
@@ -291,12 +282,12 @@ fn field(page: &mut Page, change: &FieldChange) {
 
 fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, level: Level) {
     let price = match (terms.ends, terms.ceiling) {
-        (EndsBy::Free, _) => per_hour(terms.price_per_hour),
+        (EndsBy::Free, _) => costs(terms),
         (EndsBy::Box | EndsBy::Watcher | EndsBy::Nobody, Some(ceiling)) => {
-            format!("{}, at most {ceiling}/h", per_hour(terms.price_per_hour))
+            format!("{}, at most {ceiling}/h", costs(terms))
         }
         (EndsBy::Box | EndsBy::Watcher | EndsBy::Nobody, None) => {
-            format!("{}, without a price cap", per_hour(terms.price_per_hour))
+            format!("{}, without a price cap", costs(terms))
         }
     };
     if let Some(choice) = terms.shortlist.first() {
@@ -304,6 +295,9 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
         let agent = agent.unwrap_or_default();
         page.para(8, &format!("{}{agent}", first_choice(choice)));
         page.para(8, &format!("{price}; {}", alternatives(terms)));
+        if let Some(taken) = may_be_taken(choice, change) {
+            page.para(8, &taken);
+        }
     } else if let (Some(span), false) = (terms.waits, terms.unresolved) {
         page.para(
             8,
@@ -418,6 +412,15 @@ fn failover(terms: &LeaseTerms) -> String {
         None => String::new(),
     };
     format!("{tries}; {fresh}{waits}")
+}
+
+/// What it costs, and what of that is bid.
+fn costs(terms: &LeaseTerms) -> String {
+    let price = per_hour(terms.price_per_hour);
+    match terms.shortlist.first().and_then(|choice| choice.quote.bid) {
+        Some(bid) => format!("{price} (spot, bid {}/h)", bid.per_hour),
+        None => price,
+    }
 }
 
 fn per_hour(price: MicroDollars) -> String {

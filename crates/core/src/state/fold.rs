@@ -216,6 +216,7 @@ impl State {
             limit,
             why,
             at,
+            spot,
         } = record
         {
             let lapse = Lapse {
@@ -223,6 +224,7 @@ impl State {
                 limit: *limit,
                 why: why.clone(),
                 at: *at,
+                spot: *spot,
             };
             self.lapsed(address, lapse);
         }
@@ -304,8 +306,8 @@ impl State {
             return Ok(());
         };
         let counted = self.clock.tick(*at);
-        if launch.is_some() {
-            self.unlapsed(address);
+        if let Some(launch) = launch {
+            self.relaunched(address, launch);
         }
         let (_, recorded) = self.open(address, *generation)?;
         recorded.start(*verb, launch.as_deref(), on.as_ref(), (*at, counted));

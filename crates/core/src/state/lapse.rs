@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Recorded, State};
 use crate::id::{Address, Generation, LeaseId};
-use crate::journal::Record;
-use crate::resource::{LeaseLimits, Spec};
+use crate::journal::{Launch, Record};
+use crate::resource::{LeaseLimits, Receipt, Spec};
+use crate::topology::{Bidding, OnInterrupt};
 use crate::unit::Timestamp;
 
 /// The limit that a lease ended by.
@@ -27,6 +28,8 @@ pub enum Limit {
     Lifetime,
     /// `limits.max_spend`.
     Spend,
+    /// Its machine was bid for and taken away: what follows is what `spot.on_interrupt` said.
+    Interrupt,
 }
 
 /// That a lease ended by its own limit.
@@ -41,6 +44,9 @@ pub struct Lapse {
     /// When it was found to be beyond its limit.
     #[schemars(with = "String")]
     pub at: Timestamp,
+    /// The terms of its bid, when its machine was taken away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spot: Option<Bidding>,
 }
 
 impl Limit {
@@ -50,6 +56,19 @@ impl Limit {
             Self::Idle => "idle_timeout",
             Self::Lifetime => "max_lifetime",
             Self::Spend => "limits.max_spend",
+            Self::Interrupt => "spot",
+        }
+    }
+}
+
+impl Limit {
+    /// What becomes of a lease by it, in words that follow the lease's.
+    pub const fn what_happens(self) -> &'static str {
+        match self {
+            Self::Idle => "ends by its idle_timeout",
+            Self::Lifetime => "ends by its max_lifetime",
+            Self::Spend => "ends by its limits.max_spend",
+            Self::Interrupt => "its spot machine was taken away",
         }
     }
 }
@@ -62,11 +81,13 @@ impl fmt::Display for Limit {
 
 impl fmt::Display for Lapse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "ended by its {} at {:.0}: {}",
-            self.limit, self.at, self.why
-        )
+        let (at, why) = (self.at, &self.why);
+        match self.limit {
+            Limit::Interrupt => write!(f, "taken away, seen at {at:.0}: {why}"),
+            limit @ (Limit::Idle | Limit::Lifetime | Limit::Spend) => {
+                write!(f, "ended by its {limit} at {at:.0}: {why}")
+            }
+        }
     }
 }
 
@@ -100,6 +121,7 @@ impl State {
             limit,
             why: why.to_owned(),
             at,
+            spot: recorded.bidding().filter(|_| limit == Limit::Interrupt),
         })
     }
 
@@ -123,6 +145,29 @@ impl State {
         }
     }
 
+    /// Since when a lease is rented on demand that was bid for on these terms: its machine was taken away then.
+    pub fn on_demand_since(&self, lease: &LeaseId, bidding: Bidding) -> Option<Timestamp> {
+        let lapse = self.lapse(lease)?;
+        let falls_back = lapse.limit == Limit::Interrupt
+            && lapse.spot == Some(bidding)
+            && bidding.on_interrupt == OnInterrupt::OnDemand;
+        falls_back.then_some(lapse.at)
+    }
+
+    /// A create is about to go out. What lapsed did something new; that a machine was taken away counts until it is bid again.
+    pub(super) fn relaunched(&mut self, address: &Address, launch: &Launch) {
+        let Address::Lease(lease) = address else {
+            return;
+        };
+        let counts = self.lapse(lease).is_some_and(|lapse| {
+            let after = lapse.spot.map(|spot| spot.on_interrupt);
+            after == Some(OnInterrupt::OnDemand) && launch.quote.bid().is_none()
+        });
+        if !counts {
+            self.unlapsed(address);
+        }
+    }
+
     /// Why a lease of this generation was ended, when a limit was the reason.
     pub(super) fn lapse_of(&self, lease: &LeaseId, generation: Generation) -> Option<String> {
         let lapse = self.lapsed.get(lease)?;
@@ -130,7 +175,30 @@ impl State {
     }
 }
 
+impl Lapse {
+    /// Whether the lease is kept ended for it.
+    pub fn ends(&self) -> bool {
+        match self.limit {
+            Limit::Idle | Limit::Lifetime | Limit::Spend => true,
+            Limit::Interrupt => self
+                .spot
+                .is_none_or(|spot| spot.on_interrupt == OnInterrupt::End),
+        }
+    }
+}
+
 impl Recorded {
+    /// On which terms its machine was bid for; none where it is on demand.
+    pub fn bidding(&self) -> Option<Bidding> {
+        let (Some(Spec::Lease(spec)), Some(Receipt::Lease(held))) = (&self.spec, &self.receipt)
+        else {
+            return None;
+        };
+        held.quote.bid()?;
+        let mut terms = spec.terms.iter();
+        terms.find(|terms| terms.offer == held.offer)?.spot
+    }
+
     /// As [`State::limits_in_force`].
     pub fn limits_in_force(&self) -> Option<LeaseLimits> {
         if let Some(Spec::Lease(spec)) = &self.spec {

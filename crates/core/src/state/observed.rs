@@ -46,6 +46,9 @@ pub struct Observed {
 pub struct ObservedLease {
     /// Broken for good, in the provider's words; none when it is up or on its way.
     pub dead: Option<String>,
+    /// It was bid for and is dead for having been taken away.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub interrupted: bool,
     /// What it costs now.
     pub price_per_hour: MicroDollars,
     /// The GPUs that the provider says it has now; empty where it does not say.

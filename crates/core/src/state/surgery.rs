@@ -207,6 +207,11 @@ impl fmt::Display for Edit {
         match self {
             Self::Move { from, to } => write!(f, "{from} becomes {to}"),
             Self::Remove { lease } => write!(f, "{lease} is taken out of the state"),
+            Self::Lapse {
+                lease,
+                limit: Limit::Interrupt,
+                why,
+            } => write!(f, "{lease} was taken away, {why}"),
             Self::Lapse { lease, limit, why } => write!(f, "{lease} ends by its {limit}, {why}"),
             Self::Unlapse { lease } => {
                 write!(f, "that {lease} ended by its limit is forgotten")

@@ -11,7 +11,7 @@ use super::read::{Field, Fields, Reader};
 use super::value::{At, Entry, Table, Value};
 use super::{
     AgentSource, Check, Cloud, Exposure, Limits, Offer, Provider, ProviderKind, Relay, Requote,
-    SecretRef, Serve, Topology, Via,
+    SecretRef, Serve, Spot, Topology, Via,
 };
 use crate::diagnostic::{Diagnostic, shown};
 use crate::id::Name;
@@ -54,6 +54,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| leases::lease(table, &scope));
     leases::total_count(&fields, &leases);
+    super::spot::check(&fields, &limits, &providers, &offers, &leases);
     super::rented::ends(&fields, limits.max_spend, &providers, &offers, &leases);
     let pipelines = named(&fields, "pipeline", |table| {
         super::stages::pipeline(table, &scope)
@@ -355,6 +356,7 @@ fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
         acquire_timeout: terms.acquire_timeout,
         attempts: terms.attempts.unwrap_or(ATTEMPTS),
         requote: terms.requote.unwrap_or_default(),
+        spot: terms.spot,
         provider: provider?,
     })
 }
@@ -368,6 +370,7 @@ pub(super) struct Terms {
     pub(super) acquire_timeout: Option<Millis>,
     pub(super) attempts: Option<u32>,
     pub(super) requote: Option<Requote>,
+    pub(super) spot: Option<Spot>,
 }
 
 /// As the definitions of the keys say; for a field that could not be read.
@@ -388,6 +391,7 @@ pub(super) fn terms(fields: &Fields<'_>) -> Terms {
         requote: fields.read("requote", |field| {
             convert::choice(field, &[Requote::WithinCeiling, Requote::Never])
         }),
+        spot: super::spot::read(fields),
     }
 }
 

@@ -1,7 +1,9 @@
 //! One function for each kind of value: from a field to a type with its unit, or a diagnostic.
 
+mod boolean;
 mod environment;
 
+pub(super) use boolean::boolean;
 pub(super) use environment::{env, secret, secret_env};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,20 +62,6 @@ fn shown_error(error: &impl Display) -> String {
 
 pub(super) fn text(field: Field<'_>) -> Option<String> {
     field.text().map(str::to_owned)
-}
-
-pub(super) fn boolean(field: Field<'_>) -> Option<bool> {
-    let value = if let Value::Bool(value) = field.node.value {
-        Some(value)
-    } else if let Value::Untyped(text) = &field.node.value {
-        text.parse().ok()
-    } else {
-        None
-    };
-    if value.is_none() {
-        field.wrong("`true` or `false`");
-    }
-    value
 }
 
 pub(super) fn integer(field: Field<'_>) -> Option<u32> {
@@ -173,7 +161,10 @@ pub(super) fn money(field: Field<'_>) -> Option<MicroDollars> {
         }
     };
     if money == MicroDollars::ZERO && !zero {
-        let hint = "for no cap, leave the key out";
+        let hint = match name {
+            "bid" => "for the least that is taken, leave the key out",
+            _ => "for no cap, leave the key out",
+        };
         field.bad(format!("`{name}` must be above 0"), Some(hint.to_owned()));
         return None;
     }

@@ -35,7 +35,7 @@ fn collect(def: &'static TableDef, prefix: &str, all: &mut Vec<Entry>) {
 /// The tables that a kind leads to, with what stands between its path and theirs.
 pub(super) fn tables_in(kind: &Kind) -> Vec<(&'static str, &'static TableDef)> {
     match kind {
-        Kind::Table(def) | Kind::ChoiceOrTable(_, def) => vec![("", def)],
+        Kind::Table(def) | Kind::BoolOrTable(def) | Kind::ChoiceOrTable(_, def) => vec![("", def)],
         Kind::Named(def) | Kind::Vars(def) => vec![(".NAME", def)],
         Kind::Tables(def) => vec![("[]", def)],
         Kind::Stages(list, auto) => vec![("[]", list), ("", auto)],
@@ -107,6 +107,7 @@ pub(super) fn kind_text(kind: &Kind) -> String {
         Kind::Tables(_) => "a list of tables".to_owned(),
         Kind::Vars(_) => "a table of variables".to_owned(),
         Kind::Table(_) => "a table".to_owned(),
+        Kind::BoolOrTable(_) => "`true`, `false`, or a table".to_owned(),
         Kind::ChoiceOrTable(choices, _) => {
             let names: Vec<String> = choices.iter().map(|(name, _)| format!("\"{name}\"")).collect();
             format!("{}, or a table", names.join(", "))

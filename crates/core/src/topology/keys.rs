@@ -17,7 +17,7 @@ use placing::INSTANCE_TYPE;
 use provider::{CLAIMS, PROVIDER};
 use renting::{
     ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, LEASE_ENV, LEASE_SECRETS, REGISTRY, REQUOTE,
-    SAME, SETUP, SPREAD, UNGUARDED, WAIT_FOR_CAPACITY,
+    SAME, SETUP, SPOT, SPREAD, UNGUARDED, WAIT_FOR_CAPACITY,
 };
 pub(super) use serving::STAGES_MAX;
 use serving::{EXPOSURE, PIPELINE};
@@ -132,6 +132,8 @@ pub(super) enum Kind {
     Vars(&'static TableDef),
     /// A table.
     Table(&'static TableDef),
+    /// `true` or `false`, or a table.
+    BoolOrTable(&'static TableDef),
     /// One of these, or a table.
     ChoiceOrTable(&'static [Choice], &'static TableDef),
     /// Tables by name.
@@ -469,6 +471,7 @@ static OFFER: TableDef = TableDef {
         INSTANCE_TYPE,
         CLAIMS,
         MAX_PRICE,
+        SPOT,
         IMAGE,
         REGISTRY,
         AGENT,
@@ -523,6 +526,7 @@ static LEASE: TableDef = TableDef {
         UNGUARDED,
         narrowing(WHERE),
         narrowing(MAX_PRICE),
+        narrowing(SPOT),
         narrowing(IDLE_TIMEOUT),
         narrowing(MAX_LIFETIME),
         narrowing(ACQUIRE_TIMEOUT),

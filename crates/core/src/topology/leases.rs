@@ -55,6 +55,7 @@ pub(super) fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
         acquire_timeout: terms.acquire_timeout,
         attempts: terms.attempts,
         requote: terms.requote,
+        spot: terms.spot,
         wait_for_capacity,
         gang,
         gang_timeout,

@@ -90,6 +90,29 @@ impl std::fmt::Display for AgentWay {
     }
 }
 
+/// What may be taken when the offers on the plan's shortlist are used up.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Requote {
+    /// What is quoted then, under the same requirement and ceiling.
+    #[default]
+    WithinCeiling,
+    /// Nothing.
+    Never,
+}
+
 /// What only rented machines have.
 pub(super) fn check(
     root: &Fields<'_>,

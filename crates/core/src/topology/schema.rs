@@ -168,6 +168,7 @@ fn of_kind(kind: &Kind) -> Value {
             "additionalProperties": { "anyOf": [{ "type": ["string", "number", "boolean"] }, table(def, true)] },
         }),
         Kind::Table(def) => table(def, true),
+        Kind::BoolOrTable(def) => json!({ "anyOf": [of_kind(&Kind::Bool), table(def, true)] }),
         Kind::ChoiceOrTable(choices, def) => {
             json!({ "anyOf": [of_kind(&Kind::Choice(choices)), table(def, true)] })
         }

@@ -135,6 +135,7 @@ pub fn machines(count: u32) -> Topology {
         acquire_timeout: None,
         attempts: None,
         requote: None,
+        spot: None,
         wait_for_capacity: None,
         gang: None,
         gang_timeout: None,
@@ -158,6 +159,7 @@ pub fn machines(count: u32) -> Topology {
         acquire_timeout: None,
         attempts: 5,
         requote: Default::default(),
+        spot: None,
     };
     Topology {
         moved: BTreeMap::new(),

@@ -28,10 +28,10 @@ use std::path::{Path, PathBuf};
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Attempt, Fingerprint, LeaseId, Name, Sha256};
 use stageline_core::journal::Record;
-use stageline_core::offer::{Gpu, Quote, Supply};
+use stageline_core::offer::{Bid, Gpu, Quote, Supply};
 use stageline_core::plan::{
     Desired, Draft, Market, Markets, Mode, ModelFacts, Options, Plan, Renew, check, draft,
-    expand_within, memory_known,
+    expand_within, interruptions, memory_known,
 };
 use stageline_core::render::{self, Level, View};
 use stageline_core::resource::{Cause, FailureClass, Spec};
@@ -154,8 +154,9 @@ impl Story<'_> {
     }
 
     fn apply(&mut self, file: &str, how: &[&str]) {
-        let (desired, limits) =
+        let (mut desired, limits) =
             desired(self.case, file, &self.world, &self.markets).expect("it can be expanded");
+        desired.fall_back(&self.world.state, &[]);
         let plain = Options {
             limits,
             ..options(Mode::Apply)
@@ -184,6 +185,7 @@ impl Story<'_> {
                 "idle" => Limit::Idle,
                 "lifetime" => Limit::Lifetime,
                 "spend" => Limit::Spend,
+                "interrupt" => Limit::Interrupt,
                 _ => panic!("{}: what limit is that?", self.case.display()),
             },
             why: why.join(" "),
@@ -248,6 +250,12 @@ impl Story<'_> {
             ["gone"] => Seen::Gone,
             ["there"] => there(None, held.expect("a machine")),
             ["dead", why @ ..] => there(Some(why.join(" ")), held.expect("a machine")),
+            ["taken", price, why @ ..] => Seen::There(ObservedLease {
+                dead: Some(why.join(" ")),
+                interrupted: true,
+                price_per_hour: price.parse().expect("money"),
+                ..ObservedLease::default()
+            }),
             ["price", price] => there(None, price.parse().expect("money")),
             ["unknown", why @ ..] => Seen::Unknown(cause(why)),
             _ => panic!("{}: what is seen of {at}?", self.case.display()),
@@ -343,6 +351,15 @@ fn quoted(provider: &str, id: &str, price: &str, supply: &str, facts: &[&str]) -
             "memory" => quote.facts.memory = value.parse().expect("a size"),
             "cpus" => quote.facts.cpus = value.parse().expect("a number"),
             "region" => quote.facts.region = Some(value.to_owned()),
+            "least" => {
+                let least: MicroDollars = value.parse().expect("money");
+                let bid = quote.id.bid().expect("a bid");
+                quote.facts.spot = true;
+                quote.bid = Some(Bid {
+                    per_hour: bid.unwrap_or(least),
+                    least,
+                });
+            }
             "gpu" => quote.facts.gpus.push(Gpu {
                 model: value.to_owned(),
                 vram: Bytes::gib(24),
@@ -380,12 +397,23 @@ fn outcome(case: &Path) -> String {
     {
         story.tell(line);
     }
+    if story.options.mode == Mode::Apply {
+        let edits = interruptions(&story.world.state, &story.observed);
+        let records = story
+            .world
+            .state
+            .edited(&edits, now())
+            .expect("they are held");
+        story.world.begin(None);
+        story.world.write(records);
+    }
     let wanted = if story.options.mode == Mode::Destroy {
         Ok((Desired::nothing(name("test")), story.options.limits.clone()))
     } else {
         desired(case, "topology.toml", &story.world, &story.markets)
     };
-    let planned = wanted.and_then(|(desired, limits)| {
+    let planned = wanted.and_then(|(mut desired, limits)| {
+        desired.fall_back(&story.world.state, &story.options.replace);
         story.options.limits = limits;
         story
             .draft(&desired, &story.options)

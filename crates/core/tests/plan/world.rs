@@ -47,6 +47,7 @@ pub fn quote(provider: &str, id: &str, price: u64, supply: Supply) -> Quote {
         facts: facts(),
         price_per_hour: MicroDollars(price),
         supply,
+        bid: None,
     }
 }
 
@@ -347,7 +348,10 @@ fn launch(
         attempt,
         request_key: stageline_core::id::RequestKey::derive(lineage, address, generation, attempt),
         provider: choice.quote.provider.clone(),
-        provider_kind: "local".to_owned(),
+        provider_kind: match choice.quote.provider.as_str() {
+            "vast" => "vastai".to_owned(),
+            _ => "local".to_owned(),
+        },
         account: None,
         offer: choice.offer.clone(),
         quote: choice.quote.id.clone(),

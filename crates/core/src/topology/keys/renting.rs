@@ -187,3 +187,57 @@ static REGISTRY_TABLE: TableDef = TableDef {
         },
     ],
 };
+
+pub(super) const SPOT: Key = Key {
+    name: "spot",
+    kind: Kind::BoolOrTable(&SPOT_TABLE),
+    need: Need::Default("false"),
+    change: Change::Words("replaces the resource; `on_interrupt` alone updates in place"),
+    doc: "Whether its machines are bid for, and may be taken away again when somebody bids more; for `vastai`, and a fault with a \
+          provider that takes no bids. `true` bids the least that is taken, read again right before the request. The price of \
+          such a machine is the bid and its disk. One that is taken away stands still and bills its disk until it is released: \
+          by the next `apply`, by `destroy`, or by a watcher at once. A lease that says it decides for its machines; of two bids \
+          the smaller one holds.",
+    example: "true",
+};
+
+/// What follows when a machine is taken away.
+const ON_INTERRUPT: &[Choice] = &[
+    (
+        "replace",
+        "it is released, and another one is rented on the same terms",
+    ),
+    (
+        "on-demand",
+        "it is released, and the next one is rented on demand under the same ceiling; so it stays until `--replace`, or until \
+         `spot` says something else",
+    ),
+    (
+        "end",
+        "it is released, and the lease stays ended, as by a limit of its own; `apply --renew` rents it again",
+    ),
+];
+
+static SPOT_TABLE: TableDef = TableDef {
+    doc: "The terms of a bid.",
+    keys: &[
+        Key {
+            name: "bid",
+            kind: Kind::Money { zero: false },
+            need: Need::Optional("the least that is taken"),
+            change: Change::Replace,
+            doc: "What is bid: dollars per hour for the whole machine, without its disk. That is what it costs, also where less \
+                  would do. Offers that take no such bid do not fit.",
+            example: "0.21",
+        },
+        Key {
+            name: "on_interrupt",
+            kind: Kind::Choice(ON_INTERRUPT),
+            need: Need::Default("replace"),
+            change: Change::Update,
+            doc: "What follows when a machine that was ready is taken away. A watcher only releases it; what is rented is `apply`'s. \
+                  One that is taken away before it is ready is a try that failed, and the next offer follows.",
+            example: "\"on-demand\"",
+        },
+    ],
+};
