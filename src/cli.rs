@@ -10,6 +10,7 @@ mod console;
 mod destroy;
 mod drafting;
 mod exit;
+mod fetched;
 mod graph;
 mod import;
 mod init;

@@ -27,7 +27,8 @@ use std::time::Duration;
 use stageline_core::resource::{Cause, FailureClass};
 use tokio::time::Instant;
 
-pub use builds::Builds;
+pub(crate) use builds::BUILD_ONE;
+pub use builds::{Builds, processor_of};
 pub use far::{Claimed, Ended, Mark, Measured, Seen, Trace};
 pub use key::HostKey;
 pub use own::{HostPair, OwnKey};

@@ -4,6 +4,7 @@
 mod command;
 pub(crate) mod desk;
 mod ends;
+mod fetched;
 mod guards;
 pub(crate) mod host;
 mod lai;

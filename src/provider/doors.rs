@@ -9,13 +9,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use stageline_core::id::{MachineId, RequestKey};
-use stageline_core::offer::{Facts, Quote};
+use stageline_core::offer::Quote;
 use stageline_core::resource::{Cause, FailureClass};
 
 use super::ssh::{Bound, Pushes};
 use super::{Bring, Brought};
 use crate::agent::OwnEnd;
-use crate::ssh::{Host, HostKey, Login, Means, Measured, OwnKey, Place};
+use crate::ssh::{BUILD_ONE, Host, HostKey, Login, Means, Measured, OwnKey, Place};
 
 /// Ways in to the machines of one account.
 pub(super) struct Doors {
@@ -48,29 +48,19 @@ impl Doors {
         }
     }
 
-    /// Whether an agent could be pushed to what is sold: there is a program of ours for it, as far as its processor is told. Asked
-    /// before money is spent.
-    pub fn ready(&self, quote: &Quote) -> Result<(), Cause> {
+    /// Whether an agent could be pushed to what is sold: there is a program of ours for it, as far as its processor and its image's C
+    /// library (`glibc 2.35`; empty where nobody tells) are known. Asked before money is spent.
+    pub fn ready(&self, quote: &Quote, libc: &str) -> Result<(), Cause> {
         if cfg!(not(feature = "ssh")) {
             return Err(without_ssh());
         }
-        let claimed = &quote.facts;
-        if claimed.arch.is_empty() {
-            return Ok(());
-        }
-        let measured = Measured {
-            facts: Facts {
-                os: "linux".to_owned(),
-                ..claimed.clone()
-            },
-            libc: String::new(),
-        };
-        let fits = self.means.builds.fitting(&measured).map(|_| ());
+        let mut facts = quote.facts.clone();
+        "linux".clone_into(&mut facts.os);
+        let libc = libc.to_owned();
+        let fits = self.means.builds.could_fit(&Measured { facts, libc });
         fits.map_err(|error| {
             let message = format!("no agent could be pushed there: {error}");
-            Cause::new(FailureClass::OfferGone, message).hint(
-                "build stageline for that processor and put the program into a folder that STAGELINE_AGENTS names",
-            )
+            Cause::new(FailureClass::OfferGone, message).hint(BUILD_ONE)
         })
     }
 

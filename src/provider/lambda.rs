@@ -256,7 +256,7 @@ impl Lambda {
         let account = self.account.now(&self.settings.cloud);
         let account = account.map_err(|fault| fault.cause)?;
         if keys::is_pushed(request) {
-            self.doors.ready(&request.quote)?;
+            self.doors.ready(&request.quote, boot::libc(request))?;
         }
         let asked = async {
             self.port_is_open().await?;

@@ -306,7 +306,7 @@ impl Provider for Runpod {
         let account = self.account.now(&self.settings);
         let account = account.map_err(|fault| fault.cause);
         let ready = match request.agent {
-            Some(AgentSource::Ssh) => self.doors.ready(&request.quote),
+            Some(AgentSource::Ssh) => self.doors.ready(&request.quote, boot::libc(&request)),
             None | Some(AgentSource::Image | AgentSource::Fetch { .. }) => Ok(()),
         };
         let body = self.reachable().and(ready).and(account);

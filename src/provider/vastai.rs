@@ -360,7 +360,7 @@ impl Provider for Vastai {
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
         let api = self.settings.url.as_deref().unwrap_or(URL);
         if request.agent == Some(AgentSource::Ssh)
-            && let Err(cause) = self.doors.ready(&request.quote)
+            && let Err(cause) = self.doors.ready(&request.quote, boot::libc(&request))
         {
             return Outcome::Refused(cause);
         }

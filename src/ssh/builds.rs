@@ -1,17 +1,25 @@
 //! Which program of ours runs on a host: by its processor and its C library, read from the program's own headers.
 //!
-//! This same program where it fits, else one of a folder of builds. What cannot be told of the host is not held against a program: it
-//! is tried there before anything is started. It refuses what is not for Linux.
+//! This same program where it fits, else one of a folder of builds. What cannot be told of the host is not held against a program, but
+//! those that need least come first then: each is tried there before anything is started. It refuses what is not for Linux.
 
+mod elf;
+
+use std::cmp::Reverse;
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use sha2::{Digest as _, Sha256 as Hasher};
 use stageline_core::id::Sha256;
 
+use self::elf::Needs;
+pub use self::elf::processor_of;
 use super::{Measured, SshError};
+
+/// What to do where no program of ours fits.
+pub(crate) const BUILD_ONE: &str = "`packaging/build` makes programs for other machines; the folder that STAGELINE_AGENTS names, or `agents` beside the \
+                                    program, is looked into";
 
 /// Programs that could be pushed, and what is known of them.
 #[derive(Debug, Default)]
@@ -19,24 +27,6 @@ pub struct Builds {
     own: Option<PathBuf>,
     folders: Vec<PathBuf>,
     digests: Mutex<Vec<(PathBuf, Sha256)>>,
-}
-
-/// What a program needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Needs {
-    arch: &'static str,
-    libc: Libc,
-}
-
-/// The C library that a program is linked with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Libc {
-    /// None: it runs anywhere.
-    None,
-    /// GNU's, of this version or a later one.
-    Gnu(u32, u32),
-    /// musl's.
-    Musl,
 }
 
 impl Builds {
@@ -49,36 +39,47 @@ impl Builds {
         }
     }
 
-    /// The agent's program for a host.
+    /// The agent's programs for a host, best first; at least one.
     ///
     /// # Errors
     /// [`SshError::Unfit`] with what the host is and what there is.
-    pub fn fitting(&self, host: &Measured) -> Result<PathBuf, SshError> {
-        let mut there = Vec::new();
-        for path in self.candidates() {
-            let Some(needs) = Needs::of(&path) else {
-                continue;
-            };
-            if needs.fit(host) {
-                return Ok(path);
-            }
-            there.push(format!("{} ({})", path.display(), needs.told()));
-        }
-        let facts = &host.facts;
-        let there = if there.is_empty() {
-            "no program for Linux".to_owned()
+    pub fn fitting(&self, host: &Measured) -> Result<Vec<PathBuf>, SshError> {
+        let all = self.candidates().into_iter();
+        let all: Vec<(PathBuf, Needs)> = all
+            .filter_map(|path| Needs::of(&path).map(|needs| (path, needs)))
+            .collect();
+        let fits = all.iter().filter(|(_, needs)| needs.fit(host));
+        let mut fits: Vec<&(PathBuf, Needs)> = fits.collect();
+        // A program that brings its own C library runs anywhere, and is slower at what it needs memory for.
+        if host.libc.is_empty() {
+            fits.sort_by_key(|(_, needs)| needs.libc);
         } else {
-            there.join(", ")
-        };
-        Err(SshError::Unfit {
-            message: format!(
-                "it is {} {} with {}, and there is {there} here",
-                facts.os,
-                facts.arch,
-                if host.libc.is_empty() { "an unknown C library" } else { &host.libc }
-            ),
-            hint: "build stageline for that host and put the program into a folder that STAGELINE_AGENTS names; nothing was begun there".to_owned(),
-        })
+            fits.sort_by_key(|(path, needs)| {
+                (
+                    self.own.as_ref() != Some(path),
+                    Reverse(needs.libc.is_any()),
+                )
+            });
+        }
+        if fits.is_empty() {
+            return Err(unfit(host, &all));
+        }
+        Ok(fits.into_iter().map(|(path, _)| path.clone()).collect())
+    }
+
+    /// Whether there is a program for a machine of which its processor (empty where nobody tells) and perhaps its C library are known.
+    ///
+    /// # Errors
+    /// As [`Builds::fitting`].
+    pub fn could_fit(&self, told: &Measured) -> Result<(), SshError> {
+        if !told.facts.arch.is_empty() {
+            return self.fitting(told).map(|_| ());
+        }
+        let any = self
+            .candidates()
+            .iter()
+            .any(|path| Needs::of(path).is_some());
+        any.then_some(()).ok_or_else(|| unfit(told, &[]))
     }
 
     /// The native workers that lie beside a program and run on a host.
@@ -121,20 +122,52 @@ impl Builds {
     fn candidates(&self) -> Vec<PathBuf> {
         let mut all: Vec<PathBuf> = self.own.iter().cloned().collect();
         for folder in &self.folders {
-            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            let inside = entries(folder);
+            let below = inside.iter().filter(|path| path.is_dir());
+            let below: Vec<PathBuf> = below.flat_map(|folder| entries(folder)).collect();
             let program = |path: &PathBuf| {
-                let name = path
-                    .file_name()
-                    .and_then(|name| name.to_str())
-                    .unwrap_or("");
-                name.starts_with("stageline") && !name.starts_with("stageline-worker")
+                let name = path.file_name().and_then(|name| name.to_str());
+                let name = name.unwrap_or("");
+                let ours = name.starts_with("stageline") && !name.starts_with("stageline-worker");
+                ours && path.is_file()
             };
-            let mut found: Vec<PathBuf> =
-                entries.map(|entry| entry.path()).filter(program).collect();
-            found.sort();
-            all.extend(found);
+            all.extend(inside.into_iter().chain(below).filter(program));
         }
         all
+    }
+}
+
+/// What is in a folder, in order.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut all: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    all.sort();
+    all
+}
+
+/// What a host is, and what there is.
+fn unfit(host: &Measured, there: &[(PathBuf, Needs)]) -> SshError {
+    let there: Vec<String> = there
+        .iter()
+        .map(|(path, needs)| format!("{} ({})", path.display(), needs.told()))
+        .collect();
+    let there = if there.is_empty() {
+        "no program for Linux".to_owned()
+    } else {
+        there.join(", ")
+    };
+    let facts = &host.facts;
+    let libc = if host.libc.is_empty() {
+        "an unknown C library"
+    } else {
+        &host.libc
+    };
+    SshError::Unfit {
+        message: format!(
+            "it is {} {} with {libc}, and there is {there} here",
+            facts.os, facts.arch
+        ),
+        hint: BUILD_ONE.to_owned(),
     }
 }
 
@@ -151,181 +184,9 @@ impl std::io::Write for Feed<'_> {
     }
 }
 
-impl Needs {
-    /// Of a program for Linux of 64 bits; none of anything else.
-    pub(super) fn of(path: &Path) -> Option<Self> {
-        let file = File::open(path).ok()?;
-        let read = |at: u64, len: usize| {
-            let mut bytes = vec![0; len];
-            file.read_exact_at(&mut bytes, at).ok().map(|()| bytes)
-        };
-        Elf { read: &read }.needs()
-    }
-
-    fn fit(&self, host: &Measured) -> bool {
-        let facts = &host.facts;
-        if facts.os != "linux" || facts.arch != self.arch {
-            return false;
-        }
-        let said = host.libc.to_lowercase();
-        match self.libc {
-            Libc::None => true,
-            Libc::Musl => said.is_empty() || said.contains("musl"),
-            Libc::Gnu(major, minor) => {
-                let gnu = said.contains("glibc") || said.contains("gnu libc");
-                if !gnu {
-                    return said.is_empty();
-                }
-                let version = said.split_ascii_whitespace().next_back().and_then(version);
-                version.is_none_or(|found| found >= (major, minor))
-            }
-        }
-    }
-
-    fn told(&self) -> String {
-        let libc = match self.libc {
-            Libc::None => String::new(),
-            Libc::Gnu(major, minor) => format!(", glibc {major}.{minor} or later"),
-            Libc::Musl => ", musl".to_owned(),
-        };
-        format!("{}{libc}", self.arch)
-    }
-}
-
-/// `2.36`, also in `2.36-9+deb12u4)`.
-fn version(text: &str) -> Option<(u32, u32)> {
-    let (major, rest) = text.split_once('.')?;
-    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-    Some((major.parse().ok()?, digits.parse().ok()?))
-}
-
-/// No table of a program is larger.
-const TABLE_MAX: usize = 16 << 20;
-
-/// A program's headers, as far as they tell what it needs. Little-endian and of 64 bits, as all hosts are.
-struct Elf<'a> {
-    read: &'a dyn Fn(u64, usize) -> Option<Vec<u8>>,
-}
-
-/// A segment: its type, and where it is in the file and in memory.
-struct Segment {
-    kind: u32,
-    at: u64,
-    address: u64,
-    size: u64,
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-impl Elf<'_> {
-    fn needs(&self) -> Option<Needs> {
-        let head = (self.read)(0, 64)?;
-        // The magic number, 64 bits, little-endian.
-        if head.get(..6)? != b"\x7fELF\x02\x01" {
-            return None;
-        }
-        let arch = match half(&head, 18)? {
-            0x3e => "x86_64",
-            0xb7 => "aarch64",
-            _ => return None,
-        };
-        let segments = self.segments(&head)?;
-        let interpreter = segments.iter().find(|segment| segment.kind == 3);
-        let libc = match interpreter {
-            None => Libc::None,
-            Some(segment) => {
-                let path = self.table(segment.at, segment.size)?;
-                if String::from_utf8_lossy(&path).contains("musl") {
-                    Libc::Musl
-                } else {
-                    let (major, minor) = self.gnu(&segments)?;
-                    Libc::Gnu(major, minor)
-                }
-            }
-        };
-        Some(Needs { arch, libc })
-    }
-
-    fn table(&self, at: u64, size: u64) -> Option<Vec<u8>> {
-        let size = usize::try_from(size)
-            .ok()
-            .filter(|size| *size <= TABLE_MAX)?;
-        (self.read)(at, size)
-    }
-
-    fn segments(&self, head: &[u8]) -> Option<Vec<Segment>> {
-        let (at, size, count) = (long(head, 32)?, half(head, 54)?, half(head, 56)?);
-        let table = self.table(at, u64::from(size) * u64::from(count))?;
-        let segment = |entry: &[u8]| {
-            Some(Segment {
-                kind: word(entry, 0)?,
-                at: long(entry, 8)?,
-                address: long(entry, 16)?,
-                size: long(entry, 32)?,
-            })
-        };
-        table
-            .chunks_exact(usize::from(size).max(1))
-            .map(segment)
-            .collect()
-    }
-
-    /// The newest version of GNU's C library that a symbol of it asks for.
-    fn gnu(&self, segments: &[Segment]) -> Option<(u32, u32)> {
-        let dynamic = segments.iter().find(|segment| segment.kind == 2)?;
-        let table = self.table(dynamic.at, dynamic.size)?;
-        let entry = |tag: u64| {
-            let mut entries = table.chunks_exact(16);
-            entries
-                .find(|entry| long(entry, 0) == Some(tag))
-                .and_then(|entry| long(entry, 8))
-        };
-        let in_file = |address: u64| {
-            let loaded = segments.iter().filter(|segment| segment.kind == 1);
-            let mut holds = loaded.filter(|segment| {
-                (segment.address..segment.address + segment.size).contains(&address)
-            });
-            holds
-                .next()
-                .map(|segment| segment.at + (address - segment.address))
-        };
-        let strings = self.table(in_file(entry(5)?)?, entry(10)?)?;
-        // What it needs of which library, and of how many.
-        let (needed, count) = (in_file(entry(0x6fff_fffe)?)?, entry(0x6fff_ffff)?);
-        let (mut newest, mut at) = ((2, 0), needed);
-        for _ in 0..count.min(1000) {
-            let need = (self.read)(at, 16)?;
-            let mut version_at = at + u64::from(word(&need, 8)?);
-            for _ in 0..half(&need, 2)? {
-                let one = (self.read)(version_at, 16)?;
-                let name = strings.get(usize::try_from(word(&one, 8)?).ok()?..)?;
-                let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-                let name = String::from_utf8_lossy(name);
-                newest = newest.max(
-                    name.strip_prefix("GLIBC_")
-                        .and_then(version)
-                        .unwrap_or((2, 0)),
-                );
-                version_at += u64::from(word(&one, 12)?);
-            }
-            at += u64::from(word(&need, 12)?);
-        }
-        Some(newest)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::elf::Libc;
     use super::*;
 
     fn host(arch: &str, libc: &str) -> Measured {
@@ -381,6 +242,71 @@ mod tests {
             return;
         };
         assert!(major == 2 && (17..100).contains(&minor), "{major}.{minor}");
+    }
+
+    /// The head of a program for Linux that needs nothing: 64 bits, little-endian, no segments.
+    fn needs_nothing(arch: u8) -> Vec<u8> {
+        let mut head = vec![0; 64];
+        head[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        head[18] = arch;
+        head
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    fn the_best_comes_first_and_what_needs_least_where_nothing_is_known() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = std::env::current_exe().expect("a program");
+        let arch = std::env::consts::ARCH;
+        let (this, other) = match arch {
+            "x86_64" => (0x3e, 0xb7),
+            _ => (0xb7, 0x3e),
+        };
+        // Each target has a folder of its own, with the workers beside the program.
+        let mut put = Vec::new();
+        for (name, arch) in [("any", this), ("other", other)] {
+            let below = folder.path().join(name);
+            std::fs::create_dir(&below).expect("made");
+            for file in ["stageline", "stageline-worker"] {
+                std::fs::write(below.join(file), needs_nothing(arch)).expect("written");
+            }
+            put.push(below.join("stageline"));
+        }
+        let builds = Builds::new(Some(own.clone()), vec![folder.path().to_owned()]);
+        let fitting = |libc| builds.fitting(&host(arch, libc)).expect("some fit");
+        let any = put[0].clone();
+        assert_eq!(fitting("glibc 2.99"), [own.clone(), any.clone()]);
+        assert_eq!(fitting(""), [any.clone(), own]);
+        for without in ["no C library", "musl libc (x86_64)", "glibc 2.4"] {
+            assert_eq!(fitting(without), std::slice::from_ref(&any), "{without}");
+        }
+        let workers = builds.workers(&any, &host(arch, "no C library"));
+        assert_eq!(workers, [any.with_file_name("stageline-worker")]);
+        let elsewhere = if arch == "x86_64" {
+            "aarch64"
+        } else {
+            "x86_64"
+        };
+        let there = builds.fitting(&host(elsewhere, "glibc 2.99"));
+        assert_eq!(there.expect("it fits"), [put[1].clone()]);
+    }
+
+    #[test]
+    fn whether_anything_could_be_pushed_is_known_before() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // As on an operator's computer that runs no Linux.
+        let none = Builds::new(None, vec![folder.path().to_owned()]);
+        for arch in ["", "x86_64"] {
+            let error = none.could_fit(&host(arch, "")).expect_err("there is none");
+            assert!(
+                error.to_string().contains("no program for Linux"),
+                "{error}"
+            );
+        }
+        std::fs::write(folder.path().join("stageline"), needs_nothing(0xb7)).expect("written");
+        for (arch, fits) in [("", true), ("aarch64", true), ("x86_64", false)] {
+            assert_eq!(none.could_fit(&host(arch, "")).is_ok(), fits, "{arch}");
+        }
     }
 
     #[test]

@@ -12,8 +12,9 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use stageline_core::id::{RequestKey, Sha256};
 
+use super::builds::BUILD_ONE;
 use super::script;
-use super::{Builds, Host, SshError};
+use super::{Builds, Host, Measured, SshError};
 use crate::agent::boot::Package;
 
 /// Longest that a program may be on its way.
@@ -52,45 +53,20 @@ pub async fn push(
 ) -> Result<(), SshError> {
     told("looking which agent fits", None);
     let measured = host.measure().await?;
-    let program = builds.fitting(&measured)?;
-    let folder = digest(builds, &program).await?;
-    put(
-        host,
-        &program,
-        (folder, folder),
-        "stageline",
-        ("its agent", told),
-    )
-    .await?;
-    let workers = if load.native {
-        builds.workers(&program, &measured)
-    } else {
-        Vec::new()
-    };
-    for worker in workers {
-        let name = worker.file_name().and_then(|name| name.to_str());
-        let name = name.filter(|name| script::is_plain(name));
-        if let Some(name) = name {
-            let own = digest(builds, &worker).await?;
-            put(host, &worker, (folder, own), name, ("its worker", told)).await?;
+    let mut fitting = builds.fitting(&measured)?.into_iter();
+    let mut failed = None;
+    let folder = loop {
+        let Some(program) = fitting.next() else {
+            return Err(failed.expect("at least one fits, and it was tried"));
+        };
+        match put_and_try(host, (builds, &measured), &program, (load, told)).await {
+            Ok(folder) => break folder,
+            // The next one needs less, perhaps.
+            Err(unfit @ SshError::Unfit { .. }) => failed = failed.or(Some(unfit)),
+            Err(other) => return Err(other),
         }
-    }
-    told("trying its agent", None);
+    };
     let folder = folder.to_string();
-    let words = [folder.as_str(), folder.as_str(), "stageline"];
-    let tried = host.ask(script::TRY, &words, String::new(), SHORT).await;
-    tried.map_err(|error| match error {
-        SshError::Failed(why) => SshError::Unfit {
-            message: format!("{} does not run there: {why}", program.display()),
-            hint: "build stageline for that host and put the program into a folder that STAGELINE_AGENTS names".to_owned(),
-        },
-        other @ (SshError::Away(_)
-        | SshError::Changed { .. }
-        | SshError::Denied(_)
-        | SshError::Key { .. }
-        | SshError::Lost(_)
-        | SshError::Unfit { .. }) => other,
-    })?;
     told("starting its agent", None);
     let mut input = String::new();
     for (name, value) in load.package.environment() {
@@ -104,6 +80,48 @@ pub async fn push(
     words.extend(own.into_iter().flatten());
     host.ask(script::START, &words, input, SHORT).await?;
     Ok(())
+}
+
+/// Puts a program there, and its workers with it, and sees it run; the folder that it is in.
+async fn put_and_try(
+    host: &Host,
+    (builds, measured): (&Arc<Builds>, &Measured),
+    program: &Path,
+    (load, told): (&Load<'_>, Told<'_>),
+) -> Result<Sha256, SshError> {
+    let folder = digest(builds, program).await?;
+    let agent = ("its agent", told);
+    put(host, program, (folder, folder), "stageline", agent).await?;
+    told("trying its agent", None);
+    let words = folder.to_string();
+    let words = [words.as_str(), words.as_str(), "stageline"];
+    let tried = host.ask(script::TRY, &words, String::new(), SHORT).await;
+    tried.map_err(|error| match error {
+        SshError::Failed(why) => SshError::Unfit {
+            message: format!("{} does not run there: {why}", program.display()),
+            hint: BUILD_ONE.to_owned(),
+        },
+        other @ (SshError::Away(_)
+        | SshError::Changed { .. }
+        | SshError::Denied(_)
+        | SshError::Key { .. }
+        | SshError::Lost(_)
+        | SshError::Unfit { .. }) => other,
+    })?;
+    let workers = if load.native {
+        builds.workers(program, measured)
+    } else {
+        Vec::new()
+    };
+    for worker in workers {
+        let name = worker.file_name().and_then(|name| name.to_str());
+        let name = name.filter(|name| script::is_plain(name));
+        if let Some(name) = name {
+            let own = digest(builds, &worker).await?;
+            put(host, &worker, (folder, own), name, ("its worker", told)).await?;
+        }
+    }
+    Ok(folder)
 }
 
 async fn digest(builds: &Arc<Builds>, path: &Path) -> Result<Sha256, SshError> {

@@ -49,7 +49,14 @@ true
 pub(super) const MEASURE: Script = Script(
     r#"printf "os %s\n" "$(uname -s)"
 printf "arch %s\n" "$(uname -m)"
-printf "libc %s\n" "$(getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1)"
+L=$(getconf GNU_LIBC_VERSION 2>/dev/null)
+[ -n "$L" ] || { command -v ldd >/dev/null && L=$(ldd --version 2>&1 | head -n 1); }
+# Without these two, the loader that is there tells.
+G=; U=
+for F in /lib64/ld-linux-* /lib/ld-linux-* /lib/*/ld-linux-*; do [ -e "$F" ] && G=yes; done
+for F in /lib/ld-musl-*; do [ -e "$F" ] && U=musl; done
+[ -n "$L$G" ] || L=${U:-"no C library"}
+printf "libc %s\n" "$L"
 printf "cpus %s\n" "$(nproc 2>/dev/null || grep -c ^processor /proc/cpuinfo)"
 printf "memory %s\n" "$(sed -n "s/^MemTotal: *//p" /proc/meminfo)"
 printf "disk %s\n" "$(df -Pk . | tail -n 1)"

@@ -53,7 +53,7 @@ image = "stageline/agent:1""#,
             provider: "lambda",
             key: "LAMBDA_API_KEY",
             offer: r#"where = "gpu=a10|rtx_6000, vram>=24"
-agent = { url = "https://example.org/stageline", sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" }"#,
+agent = { url = "http://127.0.0.1:9/stageline", sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" }"#,
             guard: NOBODY,
         },
     }

@@ -70,6 +70,19 @@ pub(super) fn body(
     Ok(body)
 }
 
+/// The C library of the image, at least; empty where its family does not tell. A machine whose image nobody named runs the newest
+/// Lambda Stack, which is Ubuntu 24.04 or later.
+pub(super) fn libc(request: &CreateRequest) -> &'static str {
+    let family = request.image.as_deref().unwrap_or("24-04");
+    let ubuntu = [
+        ("24-04", "glibc 2.39"),
+        ("22-04", "glibc 2.35"),
+        ("20-04", "glibc 2.31"),
+    ];
+    let told = ubuntu.iter().find(|(release, _)| family.ends_with(release));
+    told.map_or("", |(_, libc)| libc)
+}
+
 /// A machine that the agent is pushed to is told nothing but which key it is known by: the rest comes over the connection that this
 /// key is the proof of.
 fn is_pushed_to(request: &CreateRequest, ssh_key: &LetIn) -> Result<String, Cause> {

@@ -45,6 +45,15 @@ pub(super) fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
     }
 }
 
+/// The C library of the image, at least: of the plain one, which is Ubuntu 24.04; empty for any other.
+pub(super) fn libc(request: &CreateRequest) -> &'static str {
+    if request.image.is_none() {
+        "glibc 2.39"
+    } else {
+        ""
+    }
+}
+
 /// The body of the create, for an account of the service at this address.
 pub(super) fn body(
     request: &CreateRequest,

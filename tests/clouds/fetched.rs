@@ -1,0 +1,98 @@
+//! Agents that machines are to fetch: looked at before any machine is rented.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
+
+use sha2::{Digest as _, Sha256};
+use stageline::sim::Kind;
+
+use super::desk::Desk;
+
+/// The head of a program for Linux that needs nothing: 64 bits, little-endian, this processor, no segments.
+fn program(machine: u8) -> Vec<u8> {
+    let mut head = vec![0; 64];
+    head[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    head[18] = machine;
+    head
+}
+
+/// A server that answers every request with these bytes; its address.
+fn serve(body: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            if lines.any(|line| line.is_empty()) {
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                    body.len()
+                );
+                let _ = (&stream).write_all(&[head.as_bytes(), &body].concat());
+            }
+        }
+    });
+    format!("http://{address}/stageline?token=canary")
+}
+
+/// A desk whose machines fetch their agent there.
+fn desk(url: &str, sha256: &str) -> Desk {
+    let desk = Desk::of(Kind::Vastai, Vec::new(), 600, 1);
+    let agent = format!(r#"agent = {{ url = "{url}", sha256 = "{sha256}" }}"#);
+    desk.edit(r#"image = "stageline/agent:1""#, &agent);
+    desk
+}
+
+fn hex(bytes: &[u8]) -> String {
+    stageline_core::id::Sha256(Sha256::digest(bytes).into()).to_string()
+}
+
+#[test]
+fn an_agent_that_is_not_the_declared_one_is_seen_before_anything_is_rented() {
+    let url = serve(program(0x3e));
+    let desk = desk(&url, &hex(b"another one"));
+    let ran = desk.run("apply --auto-approve");
+    ran.exits(1)
+        .says("is another file")
+        .says("nothing was rented");
+    assert!(!ran.text.contains("canary"), "{}", ran.text);
+    assert!(desk.there().is_empty());
+}
+
+#[test]
+fn an_agent_for_another_processor_is_seen_before_anything_is_rented() {
+    let body = program(0xb7);
+    let url = serve(body.clone());
+    let desk = desk(&url, &hex(&body));
+    desk.run("apply --auto-approve")
+        .exits(1)
+        .says("has a processor of x86_64, and the agent at http://")
+        .says("is for aarch64")
+        .says("`arch=aarch64`");
+    assert!(desk.there().is_empty());
+    let text = b"<html>a front</html>".to_vec();
+    let desk = self::desk(&serve(text.clone()), &hex(&text));
+    desk.run("apply --auto-approve")
+        .exits(1)
+        .says("is no program for Linux");
+    assert!(desk.there().is_empty());
+}
+
+#[test]
+fn the_right_agent_and_one_that_only_machines_reach_are_taken() {
+    let body = program(0x3e);
+    let right = desk(&serve(body.clone()), &hex(&body));
+    let ran = right.run("apply --auto-approve");
+    ran.exits(0);
+    assert!(!ran.text.contains("not looked at"), "{}", ran.text);
+    // Nobody listens there.
+    let far = desk("http://127.0.0.1:9/stageline", &hex(&body));
+    far.run("apply --auto-approve")
+        .exits(0)
+        .says("the agent at http://127.0.0.1:9/stageline was not looked at")
+        .says("machines fetch it themselves");
+    for desk in [right, far] {
+        assert_eq!(desk.there().len(), 1);
+        desk.run("destroy --auto-approve").exits(0);
+    }
+}
