@@ -8,7 +8,7 @@ mod drift;
 mod faults;
 mod lease_keys;
 mod memory;
-mod native;
+pub(crate) mod native;
 mod orphans;
 mod pause;
 mod plans;

@@ -27,7 +27,7 @@ pub use gate::Endpoint;
 pub use listing::{Shared, whole};
 pub use place::{Base, clear};
 pub use recent::Recent;
-pub use start::start_script;
+pub use start::{NOT_FETCHED, fetch_functions, start_script};
 pub use tolerant::{flag, money, number, text};
 
 use std::sync::Arc;

@@ -35,9 +35,8 @@ const STAGES: &str = r#"stages = [
   { on = "lease.node[1]", layers = "3..6" },
 ]"#;
 
-/// A folder with the tiny model and this topology.
-fn world(topology: &str) -> World {
-    let world = World::new(topology);
+/// Writes the tiny model there.
+pub(crate) fn tiny_model(path: &Path) {
     let worker = Path::new(env!("CARGO_BIN_EXE_stageline")).with_file_name("stageline-worker");
     assert!(
         worker.exists(),
@@ -46,9 +45,15 @@ fn world(topology: &str) -> World {
     );
     let status = Command::new(worker)
         .arg("--write-tiny-model")
-        .arg(world.join("tiny.gguf"))
+        .arg(path)
         .status();
     assert!(status.expect("it runs").success());
+}
+
+/// A folder with the tiny model and this topology.
+fn world(topology: &str) -> World {
+    let world = World::new(topology);
+    tiny_model(&world.join("tiny.gguf"));
     world
 }
 

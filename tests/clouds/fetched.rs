@@ -96,3 +96,48 @@ fn the_right_agent_and_one_that_only_machines_reach_are_taken() {
         desk.run("destroy --auto-approve").exits(0);
     }
 }
+
+/// An archive of programs, in this order.
+fn archive(names: &[&str]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for name in names {
+        let program = program(0x3e);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(u64::try_from(program.len()).expect("short"));
+        header.set_mode(0o755);
+        header.set_cksum();
+        let added = archive.append_data(&mut header, name, &*program);
+        added.expect("written to memory");
+    }
+    archive.into_inner().expect("whole")
+}
+
+#[test]
+fn a_native_stage_is_not_rented_for_where_no_worker_comes_with_the_agent() {
+    let without = archive(&["stageline"]);
+    let desk = desk(&serve(without.clone()), &hex(&without));
+    crate::cli::native::tiny_model(&desk.path("tiny.gguf"));
+    desk.edit(
+        "engine = \"stub\"",
+        "engine = \"native\"\nmodel = { path = \"tiny.gguf\" }",
+    );
+    desk.run("apply --auto-approve")
+        .exits(1)
+        .says("stage.chat[0] needs a native worker on lease.node[0]")
+        .says("brings none");
+    assert!(desk.there().is_empty());
+    // With one, this is no reason any more: it is rented.
+    let with = archive(&["stageline-worker-x86-64-v3", "stageline"]);
+    let (before, after) = (hex(&without), hex(&with));
+    let topology = std::fs::read_to_string(desk.path("topology.toml")).expect("readable");
+    let url = topology
+        .split('"')
+        .find(|part| part.contains("/stageline?"));
+    let url = url.expect("it has one").to_owned();
+    desk.edit(&url, &serve(with));
+    desk.edit(&before, &after);
+    let ran = desk.run("apply --auto-approve");
+    assert!(!ran.text.contains("brings none"), "{}", ran.text);
+    assert_eq!(desk.there().len(), 1, "{}", ran.text);
+    desk.run("destroy --auto-approve").exits(0);
+}

@@ -17,7 +17,7 @@ use super::ready::LetIn;
 use super::wire::{TAG, TAG_ACCOUNT};
 use crate::provider::CreateRequest;
 use crate::provider::doors::without_ssh;
-use crate::provider::http::package;
+use crate::provider::http::{NOT_FETCHED, fetch_functions, package};
 use crate::ssh::HostPair;
 
 /// Where the agent listens: machines have an address of their own.
@@ -134,22 +134,15 @@ fn unit() -> String {
 
 /// The command that the service runs.
 pub(super) fn start(url: &str, sha256: &Sha256) -> String {
-    let url = url.replace('\'', "'\\''");
+    let functions = fetch_functions(url, sha256);
     format!(
         "#!/bin/sh
 D=\"${{STAGELINE_HOME:-/var/lib/stageline}}\"
-A=\"$D/stageline\"
-U='{url}'
 mkdir -p \"$D\"
-fits() {{ echo '{sha256}  '\"$1\" | sha256sum -c - >/dev/null 2>&1; }}
-if ! fits \"$A\"; then
-  {{ curl -fsSL --max-time 600 -o \"$A.new\" \"$U\" || wget -q -T 60 -O \"$A.new\" \"$U\"; }} &&
-    fits \"$A.new\" && chmod 755 \"$A.new\" && mv \"$A.new\" \"$A\" || {{
-    rm -f \"$A.new\"
-    echo 'stageline: the agent cannot be fetched, or its digest is not the one in the topology' >&2
-    exit 1
-  }}
-fi
+{functions}current || fetch || {{
+  echo '{NOT_FETCHED}' >&2
+  exit 1
+}}
 exec \"$A\" agent --boot-env --dir \"$D/agent\"
 "
     )

@@ -333,7 +333,7 @@ fn ids_of_a_create_are_counted() {
 }
 
 /// Runs the start command as a container would, with a `curl` and an agent of our own. Returns its output.
-fn start(sha256: &str, served: &str) -> (String, bool) {
+fn start(sha256: &str, served: &[u8]) -> (String, bool) {
     let dir = tempfile::tempdir().expect("a folder");
     let bin = dir.path().join("bin");
     std::fs::create_dir_all(&bin).expect("made");
@@ -382,8 +382,33 @@ fn a_fetched_agent_runs_when_its_digest_fits_and_not_otherwise() {
         use sha2::Digest as _;
         stageline_core::id::Sha256(sha2::Sha256::digest(agent.as_bytes()).into()).to_string()
     };
-    let (ran, _) = start(&digest, agent);
+    let (ran, _) = start(&digest, agent.as_bytes());
     assert!(ran.starts_with("agent --boot-env --dir "), "{ran}");
-    let (ran, well) = start(&digest, "#!/bin/sh\necho evil >>\"$OUT\"\n");
+    let (ran, well) = start(&digest, b"#!/bin/sh\necho evil >>\"$OUT\"\n");
     assert_eq!((ran.as_str(), well), ("", false));
+}
+
+#[test]
+fn a_fetched_archive_brings_workers_that_lie_beside_the_agent() {
+    use sha2::Digest as _;
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut add = |name: &str, text: &str| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(u64::try_from(text.len()).expect("short"));
+        header.set_mode(0o755);
+        header.set_cksum();
+        let added = archive.append_data(&mut header, name, text.as_bytes());
+        added.expect("written to memory");
+    };
+    add("stageline-worker", "#!/bin/sh\necho worker >>\"$OUT\"\n");
+    add(
+        "stageline",
+        "#!/bin/sh\necho \"$@\" >>\"$OUT\"\n\"${0%/*}/stageline-worker\"\n",
+    );
+    let archive = archive.into_inner().expect("whole");
+    let digest = stageline_core::id::Sha256(sha2::Sha256::digest(&archive).into()).to_string();
+    let (ran, _) = start(&digest, &archive);
+    let lines: Vec<&str> = ran.lines().collect();
+    assert!(lines[0].starts_with("agent --boot-env --dir "), "{ran}");
+    assert_eq!(lines[1], "worker");
 }

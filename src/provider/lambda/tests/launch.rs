@@ -153,6 +153,7 @@ fn start(sha256: &str, served: &str, before: Option<&str>) -> (String, bool) {
     if let Some(before) = before {
         std::fs::create_dir_all(&home).expect("made");
         program(home.join("stageline"), before);
+        std::fs::write(home.join("fetched"), before).expect("written");
     }
     std::fs::write(dir.path().join("served"), served).expect("written");
     program(
