@@ -414,8 +414,9 @@ static AGENT_FETCH: TableDef = TableDef {
             kind: Kind::Url,
             need: Need::Required,
             change: Change::Replace,
-            doc: "Where the machine fetches it from.",
-            example: "\"https://example.org/stageline\"",
+            doc: "Where the machine fetches it from: the program, or a tar archive that has it as `stageline`, with the native workers beside \
+                  it. `apply` reads it once before it rents anything.",
+            example: "\"https://example.org/x86_64-unknown-linux-gnu.tar\"",
         },
         Key {
             name: "sha256",
