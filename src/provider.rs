@@ -25,9 +25,9 @@ use stageline_core::id::{
     Attempt, Generation, LeaseId, Lineage, MachineId, Name, OperatorId, RequestKey,
 };
 use stageline_core::label::Label;
-use stageline_core::offer::{Facts, Quote, QuoteId, Requirement};
+use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Volume};
 use stageline_core::resource::{
-    Account, Cause, Contact, Dates, FailureClass, LeaseLimits, Outcome, Told,
+    Account, Cause, Contact, Dates, FailureClass, LeaseLimits, Mounted, Outcome, Told,
 };
 use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
@@ -183,6 +183,8 @@ pub struct CreateRequest {
     pub registry: Option<RegistryLogin>,
     /// How the agent gets there; none is the provider's usual way.
     pub agent: Option<AgentSource>,
+    /// Volumes that it has.
+    pub mounts: Vec<Mounted>,
     /// For the agent.
     pub boot: Boot,
 }
@@ -364,6 +366,14 @@ pub trait Provider: Send + Sync {
         _: Bytes,
         _: Option<MicroDollars>,
     ) -> Result<Vec<Quote>, Blind> {
+        Ok(Vec::new())
+    }
+
+    /// The volumes of the account that can be mounted on a machine. They are looked at and never changed.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn volumes(&self) -> Result<Vec<Volume>, Blind> {
         Ok(Vec::new())
     }
 

@@ -23,6 +23,7 @@ pub mod registry;
 mod runpod;
 mod serve;
 mod vastai;
+mod volume;
 mod world;
 
 use std::net::SocketAddr;

@@ -2,6 +2,7 @@
 //! simulator. What a simulator has at the end is what is recorded: nothing beyond it, nothing twice.
 
 mod command;
+mod cpu_pods;
 pub(crate) mod desk;
 mod ends;
 mod fetched;
@@ -9,6 +10,7 @@ mod guards;
 pub(crate) mod host;
 mod lai;
 mod lambda;
+mod mounts;
 mod official;
 mod private;
 mod pushed;

@@ -82,6 +82,7 @@ impl<'a> Run<'a> {
             image: terms.image.clone(),
             registry,
             agent: terms.agent.clone(),
+            mounts: terms.mounts.clone(),
             boot: Boot {
                 limits: launch.limits.filter(|_| provider.traits().self_destroy),
                 ..keys.boot(lease, act.step.generation, launch.attempt)

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Name};
 use stageline_core::offer::Requirement;
-use stageline_core::plan::{self, Desired, Draft, EndsBy, Market, Mode, Plan, Renew, Selector};
+use stageline_core::plan::{
+    self, Desired, Draft, EndsBy, Market, Mode, Plan, Renew, Selector, Volumes,
+};
 use stageline_core::resource::{FailureClass, LeaseReceipt};
 use stageline_core::state::{Edit, Observed, State, SurgeryError};
 use stageline_core::topology::{Limits, OnInterrupt, Spot, Topology};
@@ -160,17 +162,14 @@ pub(crate) async fn apply(
         clock,
     };
     let providers = sellers.providers()?;
-    let markets = markets(&project.topology, &providers).await;
+    let (markets, volumes) = markets(&project.topology, &providers).await;
     usable(&markets)?;
-    let unknown = stock::types(&project.topology, &providers, |name| {
-        markets.contains_key(name)
-    })
-    .await;
-    if !unknown.is_empty() {
-        return Err(fail(unknown));
-    }
+    let asked = |name: &Name| markets.contains_key(name);
+    let types = stock::types(&project.topology, &providers, asked).await;
+    types.map_err(fail)?;
     let memory = plan::memory_known(&project.topology, &state, &markets);
     let mut desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
+    desired.mount(&volumes).map_err(fail)?;
     let relays = relay::looked_at(&mut desired, &project.topology, &state, &project.folder)?;
     let observed = if narrow.no_refresh {
         Observed::default()
@@ -374,10 +373,11 @@ pub(crate) fn surgery(error: SurgeryError) -> Failure {
 }
 
 /// What every declared provider sells now.
-async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, Market> {
+async fn markets(topology: &Topology, providers: &Providers) -> (BTreeMap<Name, Market>, Volumes) {
+    let (volumes, mut unseen) = stock::volumes(topology, providers).await;
     let mut asked = Vec::new();
     for (name, provider) in &topology.providers {
-        let (requirements, bids, disk) = wanted(topology, name);
+        let (requirements, bids, disk) = wanted(topology, name, &volumes);
         // Nobody wants anything of it: it need not be asked, nor its key be there.
         if requirements.is_empty() && bids.is_empty() {
             continue;
@@ -396,17 +396,19 @@ async fn markets(topology: &Topology, providers: &Providers) -> BTreeMap<Name, M
     let market = |asked: Asked| {
         let Asked { name, provider, .. } = asked;
         let quotes = quotes.remove(&name).unwrap_or_else(|| Ok(Vec::new()));
+        let quotes = quotes.map_err(|blind| blind.cause);
         let market = Market {
             kind: provider.kind().to_owned(),
             free: provider.traits().free,
             unbilled: !provider.bills(),
             self_destroy: provider.traits().self_destroy,
             agent: provider.traits().agent,
-            quotes: quotes.map_err(|blind| blind.cause),
+            // Where its volumes are cannot be told of it then.
+            quotes: unseen.remove(&name).map_or(quotes, Err),
         };
         (name, market)
     };
-    asked.into_iter().map(market).collect()
+    (asked.into_iter().map(market).collect(), volumes)
 }
 
 /// A requirement, and what is bid for what meets it.
@@ -414,7 +416,11 @@ type Bids = Vec<(Requirement, Option<MicroDollars>)>;
 
 /// What leases want of a provider: the requirement of each offer of it that some lease takes, on demand or with a bid, and the
 /// largest disk, so that no price shown is below the one paid. Who may have to fall back asks for both.
-fn wanted(topology: &Topology, provider: &Name) -> (Vec<Requirement>, Bids, Bytes) {
+fn wanted(
+    topology: &Topology,
+    provider: &Name,
+    volumes: &Volumes,
+) -> (Vec<Requirement>, Bids, Bytes) {
     let mut requirements = Vec::new();
     let mut bids = Vec::new();
     let mut disk = Bytes(0);
@@ -423,6 +429,7 @@ fn wanted(topology: &Topology, provider: &Name) -> (Vec<Requirement>, Bids, Byte
         let offers = offers.filter_map(|name| topology.offers.get(name));
         for offer in offers.filter(|offer| offer.provider == *provider) {
             let both = offer.requirement.and(&lease.requirement);
+            let both = both.and(&stock::asked(lease, provider, volumes));
             let bidding = Spot::of(offer.spot, lease.spot);
             let bid = bidding.map(|bidding| (both.clone(), bidding.bid));
             bids.extend(bid.filter(|bid| !bids.contains(bid)));

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use stageline_core::id::Name;
-use stageline_core::offer::{Misfit, Quote, Requirement, Selection, Supply};
+use stageline_core::offer::{Facts, Misfit, Quote, Requirement, Selection, Supply};
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::state::State;
 use stageline_core::unit::{Bytes, MicroDollars};
@@ -104,10 +104,8 @@ impl Offers {
             clock: &clock,
         };
         let providers = sellers.providers()?;
-        let unknown = stock::types(&project.topology, &providers, |_| true).await;
-        if !unknown.is_empty() {
-            return Err(Failure::diagnostics(unknown, project.files.clone()));
-        }
+        let types = stock::types(&project.topology, &providers, |_| true).await;
+        types.map_err(|unknown| Failure::diagnostics(unknown, project.files.clone()))?;
         let wanted = self.requirement.clone().unwrap_or_default();
         let mut requirements = vec![wanted.clone()];
         if self.explain && !wanted.is_any() {
@@ -260,8 +258,9 @@ fn row(quote: &Quote) -> [String; 7] {
     let extra = |field: &str| facts.extra.get(field).cloned();
     let mut rest: Vec<String> = Vec::new();
     rest.extend(extra("reliability").map(|reliability| format!("reliability {reliability}")));
-    rest.extend(extra("hours_left").map(|hours| format!("{hours} h left")));
-    rest.extend(extra("inet_down_cost").map(|cost| format!("download ${cost}/GB")));
+    let left = quote.host_is_let_for();
+    rest.extend(left.map(|left| format!("host let for {left} more")));
+    rest.extend(bandwidth(facts));
     match quote.bid {
         Some(bid) => rest.push(format!("spot, bid {}/h", bid.per_hour)),
         None if facts.spot => rest.push("spot".to_owned()),
@@ -279,6 +278,25 @@ fn row(quote: &Quote) -> [String; 7] {
         facts.region.clone().unwrap_or_default(),
         rest.join(", "),
     ]
+}
+
+/// How fast its line is, and what it costs by the GB, as far as the provider tells.
+fn bandwidth(facts: &Facts) -> Option<String> {
+    let number = |field: &str| facts.extra.get(field)?.parse::<f64>().ok();
+    let way = |name: &str, speed: &str, cost: &str| {
+        let speed = number(speed).map(|speed| format!(" {speed:.0} Mbit/s"));
+        let cost = number(cost).map(|cost| format!(" ${cost}/GB"));
+        (speed.is_some() || cost.is_some()).then(|| {
+            let (speed, cost) = (speed.unwrap_or_default(), cost.unwrap_or_default());
+            format!("{name}{speed}{cost}")
+        })
+    };
+    let ways = [
+        way("down", "inet_down", "inet_down_cost"),
+        way("up", "inet_up", "inet_up_cost"),
+    ];
+    let ways: Vec<String> = ways.into_iter().flatten().collect();
+    (!ways.is_empty()).then(|| ways.join(", "))
 }
 
 fn table(rows: &[[String; 7]]) -> String {

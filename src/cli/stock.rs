@@ -1,4 +1,4 @@
-//! What a topology names of its providers' stock, held against what they have: types of machines.
+//! What a topology names of its providers' stock, held against what they have: types of machines, volumes.
 //!
 //! A provider is asked only when its names are used. One that cannot be seen is told of by whoever needs it, and not here.
 
@@ -6,17 +6,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::Name;
-use stageline_core::plan::unknown_types;
-use stageline_core::topology::Topology;
+use stageline_core::offer::Requirement;
+use stageline_core::plan::{Volumes, unknown_types};
+use stageline_core::resource::Cause;
+use stageline_core::topology::{Lease, Topology};
 
 use crate::provider::Providers;
 
-/// Each name of a type that the topology says and its provider does not have. Only of these providers, where they are given.
+/// Holds the names of types against what providers have, as far as they are wanted.
+///
+/// # Errors
+/// Each name that the topology says and its provider does not have.
 pub(crate) async fn types(
     topology: &Topology,
     providers: &Providers,
     wanted: impl Fn(&Name) -> bool,
-) -> Vec<Diagnostic> {
+) -> Result<(), Vec<Diagnostic>> {
     let said = |name: &Name| {
         let mut offers = topology.offers.values();
         let own = offers.any(|offer| offer.provider == *name && offer.instance_type.is_some());
@@ -32,5 +37,45 @@ pub(crate) async fn types(
             known.insert(name.clone(), types);
         }
     }
-    unknown_types(topology, &known)
+    let unknown = unknown_types(topology, &known);
+    if unknown.is_empty() {
+        Ok(())
+    } else {
+        Err(unknown)
+    }
+}
+
+/// The volumes of every provider that a lease with mounts may be rented from, and why those of the others cannot be seen.
+pub(crate) async fn volumes(
+    topology: &Topology,
+    providers: &Providers,
+) -> (Volumes, BTreeMap<Name, Cause>) {
+    let (mut volumes, mut unseen) = (Volumes::new(), BTreeMap::new());
+    let leases = topology.leases.values();
+    let names = leases
+        .filter(|lease| !lease.mounts.is_empty())
+        .flat_map(|lease| &lease.offers)
+        .filter_map(|offer| Some(&topology.offers.get(offer)?.provider));
+    let names: BTreeSet<&Name> = names.collect();
+    for name in names {
+        let Some(declared) = topology.providers.get(name) else {
+            continue;
+        };
+        if let Ok(provider) = providers.get(name, declared.kind.as_str()) {
+            match provider.volumes().await {
+                Ok(found) => drop(volumes.insert(name.clone(), found)),
+                Err(blind) => drop(unseen.insert(name.clone(), blind.cause)),
+            }
+        }
+    }
+    (volumes, unseen)
+}
+
+/// What the volumes of a lease ask of a machine of this provider, as far as they are known.
+pub(crate) fn asked(lease: &Lease, provider: &Name, volumes: &Volumes) -> Requirement {
+    let own = volumes.get(provider).into_iter().flatten();
+    let own = own.filter(|volume| lease.mounts.iter().any(|mount| volume.is(&mount.volume)));
+    own.fold(Requirement::default(), |all, volume| {
+        all.and(&volume.requirement)
+    })
 }

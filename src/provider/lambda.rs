@@ -25,7 +25,7 @@ use async_trait::async_trait;
 use reqwest::Method;
 use serde_json::{Value, json};
 use stageline_core::id::{MachineId, RequestKey};
-use stageline_core::offer::{Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{Quote, QuoteId, Requirement, Supply, Volume};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::topology::AgentWay;
 use stageline_core::unit::Bytes;
@@ -431,6 +431,12 @@ impl Provider for Lambda {
         let types = self.all_types(TYPES_AGE).await;
         let names = types.and_then(|types| offer::names(&types));
         names.map_err(|fault| self.blind(fault))
+    }
+
+    async fn volumes(&self) -> Result<Vec<Volume>, Blind> {
+        let answer = self.read(Call::get("/api/v1/file-systems", ANY)).await;
+        let volumes = answer.and_then(|answer| offer::volumes(&answer.body));
+        volumes.map_err(|fault| self.blind(fault))
     }
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {

@@ -10,6 +10,7 @@
 //! pods carries. A pod ends itself by its limits, with the key that RunPod hands it for itself.
 
 mod boot;
+mod cpu;
 mod offer;
 mod push;
 mod registry;
@@ -27,7 +28,7 @@ use reqwest::Method;
 use serde_json::Value;
 
 use stageline_core::id::MachineId;
-use stageline_core::offer::{INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply, Volume};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::retry::Effect;
 use stageline_core::topology::{AgentSource, AgentWay};
@@ -192,7 +193,52 @@ impl Runpod {
             }
         }
         quotes.retain(|quote| requirement.takes_gpu(&quote.facts.gpus[0].model));
+        if requirement.hints().gpus == 0 {
+            quotes.extend(self.cpu_quotes(requirement, disk).await?);
+        }
         Ok(quotes)
+    }
+
+    /// Pods without a GPU. The stock is asked for the smallest that may fit.
+    async fn cpu_quotes(&self, requirement: &Requirement, disk: u64) -> Result<Vec<Quote>, Fault> {
+        let hints = requirement.hints();
+        let mut rows = self.flavors(None).await?;
+        if let Some(least) = cpu::least(&rows, &hints) {
+            rows = self.flavors(Some(least)).await?;
+        }
+        let name = &self.settings.name;
+        let quotes = rows.iter();
+        Ok(quotes
+            .flat_map(|row| cpu::quotes(name, row, &hints, disk))
+            .collect())
+    }
+
+    /// Every flavor of pods without a GPU; with the stock of those with so many processors.
+    async fn flavors(&self, vcpus: Option<u32>) -> Result<Vec<Value>, Fault> {
+        let mut call = Call::get("/v2/catalog/cpus", REQUESTS);
+        call.query.extend(vcpus.into_iter().flat_map(cpu_stock));
+        let answer = self.api.read(call).await?;
+        wire::rows(&answer.body, "cpus").cloned()
+    }
+
+    /// A pod without a GPU, read again.
+    async fn cpu_quote(
+        &self,
+        choice: &cpu::Choice,
+        id: &QuoteId,
+        disk: u64,
+    ) -> Result<Option<Quote>, Blind> {
+        let path = wire::path("/v2/catalog/cpus", &choice.flavor);
+        let mut call = Call::get(path, REQUESTS);
+        call.query.extend(cpu_stock(choice.vcpus));
+        let row = match self.api.read(call).await {
+            Ok(answer) => answer.body,
+            Err(fault) if fault.status == Some(404) => return Ok(None),
+            Err(fault) => return Err(self.blind(fault)),
+        };
+        let quotes = cpu::of_size(&self.settings.name, &row, choice.vcpus, disk);
+        let mut quotes = quotes.into_iter();
+        Ok(quotes.find(|quote| quote.id == *id && quote.supply != Supply::Many(0)))
     }
 
     /// A pod without a UDP port is reached by a relay; a simulator's is reached without.
@@ -239,6 +285,15 @@ fn traits(api: &Api) -> Traits {
     }
 }
 
+/// Asks for the stock of pods with so many processors.
+fn cpu_stock(vcpus: u32) -> [(&'static str, String); 3] {
+    [
+        ("include", "AVAILABILITY".to_owned()),
+        ("product", "POD".to_owned()),
+        ("vcpuCount", vcpus.to_string()),
+    ]
+}
+
 fn gigabytes(disk: Bytes) -> u64 {
     disk.gib_up().max(1)
 }
@@ -265,11 +320,28 @@ impl Provider for Runpod {
         self.note_pools(&rows);
         let names = rows.iter().filter_map(|row| text(row, "id"));
         let pools = rows.iter().filter_map(offer::pool).map(|(_, pool)| pool);
-        Ok(names.chain(pools).collect())
+        let flavors = self
+            .flavors(None)
+            .await
+            .map_err(|fault| self.blind(fault))?;
+        let flavors = flavors.iter().filter_map(|row| text(row, "id"));
+        Ok(names.chain(pools).chain(flavors).collect())
+    }
+
+    async fn volumes(&self) -> Result<Vec<Volume>, Blind> {
+        let answer = self
+            .api
+            .read(Call::get("/v2/network-volumes", REQUESTS))
+            .await;
+        let volumes = answer.and_then(|answer| offer::volumes(&answer.body));
+        volumes.map_err(|fault| self.blind(fault))
     }
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
         crash_point("a quote, not yet read again");
+        if let Some(choice) = cpu::Choice::parse(&id.0) {
+            return self.cpu_quote(&choice, id, gigabytes(disk)).await;
+        }
         let Some(choice) = Choice::parse(&id.0) else {
             return Ok(None);
         };

@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use reqwest::Method;
 use serde_json::{Value, json};
 use stageline_core::id::MachineId;
-use stageline_core::offer::{Quote, QuoteId, Requirement};
+use stageline_core::offer::{Quote, QuoteId, Requirement, Volume};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::{Bytes, MicroDollars};
@@ -51,6 +51,7 @@ const LIST: Endpoint = Endpoint::each("list", Duration::from_secs(1));
 const USER: Endpoint = Endpoint::each("user", Duration::from_secs(1));
 const NAMES: Endpoint = Endpoint::each("gpu names", Duration::from_secs(1));
 const KEYS: Endpoint = Endpoint::each("ssh keys", Duration::from_secs(1));
+const VOLUMES: Endpoint = Endpoint::each("volumes", Duration::from_secs(1));
 const LOGS: Endpoint = Endpoint::each("logs", Duration::from_secs(1));
 
 /// Instances of one page: the most that there can be.
@@ -325,6 +326,12 @@ impl Provider for Vastai {
         bid: Option<MicroDollars>,
     ) -> Result<Vec<Quote>, Blind> {
         self.found(requirement, disk, Some(bid)).await
+    }
+
+    async fn volumes(&self) -> Result<Vec<Volume>, Blind> {
+        let answer = self.api.read(Call::get("/api/v0/volumes/", VOLUMES)).await;
+        let volumes = answer.and_then(|answer| offer::volumes(&answer.body));
+        volumes.map_err(|fault| self.blind(fault))
     }
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {

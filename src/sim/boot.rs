@@ -3,16 +3,14 @@
 //! The agent holds the other end of a pipe of ours as its standard input, so that it ends when we do, however we end. A machine that
 //! an agent is pushed to has an SSH server and a home instead; a guard with such a pipe ends what was started there.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use stageline_core::offer::Facts;
-
 use super::Kind;
 use super::door::Door;
 use super::machine::Machine;
+use super::volume;
 use crate::agent::boot::Package;
 use crate::agent::folder::{self, Folder, MACHINE_DIR};
 use crate::agent::process::end_leftovers;
@@ -62,21 +60,17 @@ impl Booter {
     }
 
     /// Starts the agent, where the machine was handed a package for one.
-    pub(super) fn start(
-        &self,
-        id: u64,
-        env: &BTreeMap<String, String>,
-        found: &Facts,
-        listen: Option<SocketAddr>,
-    ) -> Option<Agent> {
+    pub(super) fn start(&self, machine: &Machine) -> Option<Agent> {
+        let (id, env) = (machine.id, &machine.env);
         let program = self.program.as_ref()?;
         let package = Package::from_environment(|name| env.get(name).cloned());
         let mut package = package.ok()??;
         // All machines share this computer: one has a free port of it, which is mapped, or a loopback address of its own.
-        package.config.listen = listen;
+        package.config.listen = machine.listen;
         let dir = self.root.join(id.to_string());
         package.unpack(&dir).ok()?;
-        folder::write_json(&Folder::new(&dir).facts(), found).ok()?;
+        folder::write_json(&Folder::new(&dir).facts(), &machine.found).ok()?;
+        volume::mount(&self.root, &dir, &machine.account, &machine.mounts).ok()?;
         let output = std::fs::File::create(dir.join("agent.out")).ok()?;
         let child = tokio::process::Command::new(program)
             .args(["agent", "--until-eof", "--dir"])
@@ -112,6 +106,7 @@ impl Booter {
         let folder = own.join("machines").join(&machine.label).join("agent");
         folder::make_dir(&folder).ok()?;
         folder::write_json(&Folder::new(&folder).facts(), &machine.found).ok()?;
+        volume::mount(&self.root, &folder, &machine.account, &machine.mounts).ok()?;
         // Programs are the same on all machines, as where they are part of an image: they are sent once.
         let programs = self.root.join("programs");
         folder::make_dir(&programs).ok()?;
@@ -141,6 +136,11 @@ impl Booter {
             child,
             door: Some(door),
         })
+    }
+
+    /// Where all machines are.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// Removes what is left.

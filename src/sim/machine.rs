@@ -10,6 +10,7 @@ use stageline_core::unit::MicroDollars;
 use super::access::Access;
 use super::bill::Meter;
 use super::boot::Agent;
+use super::volume::Attached;
 
 /// What can be rented.
 #[derive(Clone, Debug, Default)]
@@ -100,6 +101,8 @@ pub struct Machine {
     pub listen: Option<SocketAddr>,
     /// Who gets in by SSH; none where nobody is to.
     pub access: Option<Access>,
+    /// What it has of what outlives it.
+    pub mounts: Vec<Attached>,
     /// What only this provider's record of it has.
     pub more: Value,
     /// Times are milliseconds of the simulator's clock.

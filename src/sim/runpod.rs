@@ -7,11 +7,13 @@
 
 mod account;
 mod catalogue;
+mod cpus;
 mod create;
 mod graphql;
 mod pods;
 mod registries;
 mod schema;
+mod volumes;
 
 use serde_json::{Value, json};
 
@@ -199,7 +201,10 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
 }
 
 /// Paths and the methods that each has.
-const PATHS: [(&str, &str); 13] = [
+const PATHS: [(&str, &str); 16] = [
+    ("catalog/cpus/{}", "GET"),
+    ("network-volumes", "GET, POST"),
+    ("network-volumes/{}", "GET, DELETE"),
     ("registries", "GET, POST"),
     ("registries/{}", "GET, DELETE"),
     ("pods", "GET, POST"),
@@ -235,11 +240,16 @@ fn route(world: &World, request: &Request, account: &str) -> Reply {
         ("POST", ["registries"]) => registries::create(world, account, body),
         ("GET", ["registries", id]) => registries::show(world, account, id),
         ("DELETE", ["registries", id]) => registries::remove(world, account, id),
+        ("GET", ["network-volumes"]) => volumes::list(world, account),
+        ("POST", ["network-volumes"]) => volumes::create(world, account, body),
+        ("GET", ["network-volumes", id]) => volumes::show(world, account, id),
+        ("DELETE", ["network-volumes", id]) => volumes::remove(world, account, id),
         ("GET", ["account", "ssh-keys"]) => account::keys(world, account),
         ("PUT", ["account", "ssh-keys"]) => account::set_keys(world, account, body),
         ("GET", ["catalog", "gpus"]) => catalogue::types(world, query),
         ("GET", ["catalog", "gpus", id]) => catalogue::show(world, id, query),
-        ("GET", ["catalog", "cpus"]) => yes(&json!({ "cpus": [] })),
+        ("GET", ["catalog", "cpus"]) => cpus::list(world, query),
+        ("GET", ["catalog", "cpus", id]) => cpus::show(world, id, query),
         ("GET", ["catalog", "datacenters"]) => catalogue::places(world, query),
         ("GET", ["catalog", "datacenters", id]) => catalogue::place(world, id, query),
         ("GET", ["billing", "pods"]) => account::bill(world, account, query),

@@ -3,6 +3,7 @@
 mod create;
 mod instances;
 mod offers;
+mod volumes;
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -156,6 +157,10 @@ fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
         ("PUT", ["v0", "instances", id]) => instances::change(world, account, id, &request.body),
         ("GET", ["v0", "charges"]) => instances::charges(world, account),
         ("GET", ["v0", "users", "current"]) => yes(&user(world, account)),
+        ("GET", ["v0", "volumes"]) => volumes::list(world, account),
+        ("POST", ["v0", "volumes", "search"]) => volumes::search(world),
+        ("PUT", ["v0", "volumes"]) => volumes::create(world, account, &request.body),
+        ("DELETE", ["v0", "volumes"]) => volumes::remove(world, account, &request.body),
         ("GET", ["v0", "ssh"]) => yes(&json!([])),
         _ => no(404, "not_found", "there is no such endpoint here"),
     }

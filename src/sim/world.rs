@@ -15,6 +15,7 @@ use super::boot::{Agent, Booter};
 use super::clock::SimClock;
 use super::fault::{Fault, Faults};
 use super::machine::{Course, Machine, Offer, Stand};
+use super::volume::{self, Attached};
 use super::{Kind, Options};
 
 /// Between two looks at what time has done.
@@ -62,6 +63,8 @@ pub struct Wish {
     pub listen: Option<SocketAddr>,
     /// Who gets in by SSH; none where nobody is to.
     pub access: Option<Access>,
+    /// What it has of what outlives it.
+    pub mounts: Vec<Attached>,
     /// What only this provider's record of it has.
     pub more: Value,
 }
@@ -226,6 +229,7 @@ impl World {
             onstart: wish.onstart,
             listen: wish.listen,
             access: wish.access.map(|access| self.troubled(access)),
+            mounts: wish.mounts,
             more: wish.more,
             created: now,
             provisioned,
@@ -294,6 +298,11 @@ impl World {
         true
     }
 
+    /// Removes what is on a volume.
+    pub(super) fn wipe(&self, account: &str, id: &str) {
+        volume::remove(self.booter.root(), account, id);
+    }
+
     /// What all machines ever cost.
     pub fn bill(&self) -> MicroDollars {
         let now = self.clock.now();
@@ -355,8 +364,7 @@ impl World {
             let runs = machine.is_there(now) && machine.stand(now) == Stand::Running;
             if runs && !machine.started {
                 machine.started = true;
-                let (env, found) = (&machine.env, &machine.found);
-                let agent = self.booter.start(machine.id, env, found, machine.listen);
+                let agent = self.booter.start(machine);
                 machine.agent = agent.or_else(|| self.booter.open(machine));
             }
             // A host that is away comes back with the machine as it was.

@@ -45,6 +45,7 @@ async fn up(world: &World, provider: &LocalProvider) -> Machine {
         disk: Bytes::gib(1),
         image: None,
         registry: None,
+        mounts: Vec::new(),
         agent: None,
         boot: Boot {
             agent_key: SecretBox::new(Box::new(*world.key(0).expose())),

@@ -52,6 +52,7 @@ fn request(quote: Quote, attempt: u32) -> CreateRequest {
         disk: DISK,
         image: None,
         registry: None,
+        mounts: Vec::new(),
         agent: Some(AgentSource::Fetch {
             url: "https://example.org/stageline".to_owned(),
             sha256: stageline::core::id::Sha256([7; 32]),

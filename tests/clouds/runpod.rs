@@ -59,6 +59,7 @@ fn request(quote: Quote, attempt: u32) -> CreateRequest {
         disk: DISK,
         image: Some("img:1".to_owned()),
         registry: None,
+        mounts: Vec::new(),
         agent: None,
         boot: Boot {
             agent_key: secrecy::SecretBox::new(Box::new([1; 32])),

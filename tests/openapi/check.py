@@ -32,6 +32,8 @@ OFFER_VAST = """where = "gpu=rtx_4090|rtx_3090, vram>=24, reliability>=0.9"
 image = "stageline/agent:1\""""
 OFFER_RUNPOD = """where = "gpu=rtx_4090|rtx_3090, vram>=24, cuda>=12.4"
 image = "stageline/agent:1\""""
+OFFER_RUNPOD_CPU = """where = "cpus>=4, memory>=8"
+image = "stageline/agent:1\""""
 # More memory and processors than every host has are asked of the provider.
 OFFER_RUNPOD_MORE = OFFER_RUNPOD.replace("cuda>=12.4", "memory>=32, cpus>=4").replace("|rtx_3090", "")
 
@@ -40,14 +42,18 @@ PROVIDERS = {
     "runpod": {
         "document": "runpod-v2.json",
         "key": "RUNPOD_API_KEY",
-        "offers": [OFFER_RUNPOD, OFFER_RUNPOD_MORE],
-        "played": r"^/v2/(pods(/\{id\}(/action)?)?|account/ssh-keys|catalog/(gpus|datacenters)(/\{id\})?|billing/pods)$",
+        "offers": [OFFER_RUNPOD, OFFER_RUNPOD_MORE, OFFER_RUNPOD_CPU],
+        "volume": lambda offer: ("POST", "/v2/network-volumes", {"name": "data", "size": 10, "dataCenter": offer["facts"]["region"]}),
+        "volume_id": lambda made: made["id"],
+        "played": r"^/v2/(pods(/\{id\}(/action)?)?|account/ssh-keys|catalog/(gpus|cpus|datacenters)(/\{id\})?|billing/pods|network-volumes)$",
     },
     # Of single instances the document has neither the refusal of a key nor the answer for one that is not there.
     "vastai": {
         "document": "vastai.yaml",
         "key": "VAST_API_KEY",
         "offers": [OFFER_VAST],
+        "volume": lambda offer: ("PUT", "/api/v0/volumes/", {"id": 900000 + int(offer["facts"]["extra"]["machine_id"]), "size": 15}),
+        "volume_id": lambda made: made["volume_name"].removeprefix("V."),
         "played": r"^/api/(v0/(bundles|users/current|asks/\{id\})|v1/instances)$",
     },
 }
@@ -100,6 +106,7 @@ def main():
         began = time.monotonic()
         document = Document(path)
         seen = [one for offer in provider["offers"] for one in job(name, provider, offer)]
+        seen += job(name, provider, provider["offers"][0], with_volume=True)
         faults += report(name, document, seen)
         faults += made_up(name, provider, path)
         print(f"{name}: {time.monotonic() - began:.0f} s")
@@ -307,10 +314,21 @@ after = 2
 """
 
 
-def job(name, provider, offer):
-    """A whole job, by the binary, through the proxy."""
+def made(address, provider, offer):
+    """A volume where an offer is, made as at the provider's console; its id."""
+    method, path, body = provider["volume"](offer)
+    to = http.client.HTTPConnection(address, timeout=20)
+    headers = {"authorization": "Bearer somebody", "content-type": "application/json"}
+    to.request(method, path, body=json.dumps(body), headers=headers)
+    answer = json.loads(to.getresponse().read())
+    to.close()
+    return provider["volume_id"](answer)
+
+
+def job(name, provider, offer, with_volume=False):
+    """A whole job, by the binary, through the proxy; with a volume on its machine, or with two machines."""
     seen = []
-    with Simulator(name, "600", FAULTS) as simulator, tempfile.TemporaryDirectory() as folder:
+    with Simulator(name, "600", "" if with_volume else FAULTS) as simulator, tempfile.TemporaryDirectory() as folder:
         address, speed = simulator.url.removeprefix("http://").split("#")
         server = proxy(address, seen)
         topology = f"""
@@ -326,7 +344,7 @@ provider = "cloud"
 {offer}
 [lease.node]
 offers = ["gpu"]
-count = 2
+count = {1 if with_volume else 2}
 disk = 40
 [pipeline.chat]
 engine = "stub"
@@ -337,6 +355,14 @@ listen = "127.0.0.1:0"
 """
         pathlib.Path(folder, "topology.toml").write_text(topology)
         environment = {"PATH": os.environ["PATH"], "HOME": folder, provider["key"]: "somebody"}
+        if with_volume:
+            where = re.search(r'where = "([^"]*)"', offer)[1].replace(" ", "")
+            command = [BINARY, "offers", "--json", "--where", where]
+            ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+            there = [one for one in json.loads(ran.stdout)["offers"] if one["supply"] != {"many": 0} and one["facts"].get("region")]
+            volume = made(f"127.0.0.1:{server.server_port}", provider, there[0])
+            topology = topology.replace("disk = 40", f'disk = 40\nmounts = [{{ volume = "{volume}", at = "/workspace" }}]')
+            pathlib.Path(folder, "topology.toml").write_text(topology)
         commands = ["offers", "apply --auto-approve", "status", "logs lease.node[0]", "orphans", "destroy --auto-approve"]
         for command in commands:
             ran = subprocess.run(

@@ -7,6 +7,7 @@ mod bid;
 mod claim;
 mod requirement;
 mod selection;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,9 +18,10 @@ pub use bid::Bid;
 pub use claim::{broken_claims, count, side_by_side};
 pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
 pub use selection::{INSTANCE_TYPE, POOL, Ranks, Selection};
+pub use volume::Volume;
 
 use crate::id::Name;
-use crate::unit::{Bytes, MicroDollars};
+use crate::unit::{Bytes, MicroDollars, Millis};
 
 /// One GPU of a machine.
 #[derive(
@@ -184,6 +186,9 @@ impl fmt::Display for QuoteId {
 /// The field in which a provider says why something cannot be had now: who has it, or that it does not answer.
 pub const NOTE: &str = "note";
 
+/// The field in which a provider says for how many hours more the owner of a host lets it.
+pub const HOURS_LEFT: &str = "hours_left";
+
 /// How many can take a quote.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
@@ -197,6 +202,12 @@ pub enum Supply {
 }
 
 impl Quote {
+    /// For how long its host is let, where the provider says so.
+    pub fn host_is_let_for(&self) -> Option<Millis> {
+        let hours: u64 = self.facts.extra.get(HOURS_LEFT)?.parse().ok()?;
+        Some(Millis(hours.saturating_mul(3_600_000)))
+    }
+
     /// Why it cannot be had now, where its provider says so.
     pub fn note(&self) -> Option<&str> {
         let out = self.supply == Supply::Many(0);

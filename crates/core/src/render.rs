@@ -6,6 +6,7 @@ pub mod diagnostic;
 mod ends;
 pub mod graph;
 pub mod json;
+mod made;
 mod page;
 pub mod plan;
 pub mod state;

@@ -6,6 +6,7 @@
 mod cause;
 mod dates;
 mod limits;
+mod mounted;
 mod setup;
 mod terms;
 
@@ -21,12 +22,13 @@ use crate::id::{
 };
 use crate::offer::{Domain, Facts, Place, QuoteId};
 use crate::shared::Shared;
-use crate::topology::{Dtype, Layers, Programs, SecretRef, Serve};
+use crate::topology::{Dtype, Layers, Mount, Programs, SecretRef, Serve};
 use crate::unit::{Bytes, MicroDollars, Millis, Timestamp};
 
 pub use cause::{Cause, FailureClass, Outcome};
 pub use dates::{Dates, Told};
 pub use limits::LeaseLimits;
+pub use mounted::Mounted;
 pub use setup::SetupSpec;
 pub use terms::Terms;
 
@@ -89,6 +91,9 @@ pub struct LeaseSpec {
     /// What its machine runs once, before it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub setup: Option<Box<SetupSpec>>,
+    /// Volumes that its machine has, as the file names them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
 }
 
 const fn five() -> u32 {

@@ -17,6 +17,7 @@ mod interpolate;
 mod keys;
 mod leases;
 mod model;
+mod mounts;
 mod moving;
 mod numbered;
 mod read;
@@ -45,6 +46,7 @@ pub use docs::{explain, explain_hint, reference_markdown};
 pub use files::read;
 pub use hosts::SshHost;
 pub use leases::{SETUP_MAX, Setup, check_setup};
+pub use mounts::Mount;
 pub use registry::Registry;
 pub use rented::{AgentSource, AgentWay, Requote};
 pub use schema::schema;
@@ -302,6 +304,9 @@ pub struct Lease {
     /// What its machines run once, before anything else.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub setup: Option<Setup>,
+    /// Volumes that its machines have.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
 }
 
 /// A `[pipeline.X]`.

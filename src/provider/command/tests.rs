@@ -90,6 +90,7 @@ impl Stand {
             disk: Bytes::gib(20),
             image: Some("an/image:1".to_owned()),
             registry: None,
+            mounts: Vec::new(),
             agent: None,
             boot: Boot {
                 agent_key: SecretBox::new(Box::new([7; 32])),

@@ -67,6 +67,15 @@ pub(super) fn body(
     if let Some(family) = &request.image {
         body["image"] = json!({ "family": family });
     }
+    let mounts = &request.mounts;
+    if !mounts.is_empty() {
+        let names: Vec<&String> = mounts.iter().map(|mount| &mount.name).collect();
+        let at = mounts
+            .iter()
+            .map(|mount| json!({ "mount_point": mount.at, "file_system_id": mount.id }));
+        body["file_system_names"] = json!(names);
+        body["file_system_mounts"] = at.collect();
+    }
     Ok(body)
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Gpu, INSTANCE_TYPE, Quote, QuoteId, Supply};
+use stageline_core::offer::{Facts, Gpu, INSTANCE_TYPE, Quote, QuoteId, Supply, Volume};
 use stageline_core::unit::Bytes;
 
 use super::wire::{data, price, text, whole};
@@ -84,6 +84,24 @@ pub(super) fn names(body: &Value) -> Result<BTreeSet<String>, Fault> {
     };
     let kinds = types.values().filter_map(|row| row.get("instance_type"));
     Ok(kinds.filter_map(|kind| text(kind, "name")).collect())
+}
+
+/// File systems: each is in one region.
+pub(super) fn volumes(body: &Value) -> Result<Vec<Volume>, Fault> {
+    let rows = data(body)?.as_array();
+    let rows = rows.ok_or_else(|| Fault::shape("its `data` is no list of file systems"))?;
+    let volume = |row: &Value| {
+        let region = text(row.get("region")?, "name")?;
+        Some(Volume {
+            id: text(row, "id")?,
+            name: text(row, "name").unwrap_or_default(),
+            requirement: format!("region={region}").parse().ok()?,
+            place: region.clone(),
+            region: Some(region),
+        })
+    };
+    let all: Option<Vec<Volume>> = rows.iter().map(volume).collect();
+    all.ok_or_else(|| Fault::shape("a file system has no `id` or no region"))
 }
 
 fn regions(row: &Value) -> BTreeSet<String> {

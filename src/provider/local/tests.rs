@@ -144,6 +144,7 @@ fn request(attempt: u32) -> CreateRequest {
         disk: Bytes::gib(1),
         image: None,
         registry: None,
+        mounts: Vec::new(),
         agent: None,
         boot: Boot {
             agent_key: SecretBox::new(Box::new([0xab; 32])),

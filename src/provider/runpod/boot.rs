@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 use stageline_core::resource::{Cause, FailureClass, LeaseLimits};
 use stageline_core::topology::AgentSource;
 
-use super::offer::Choice;
+use super::cpu;
+use super::offer::{Choice, Cloud};
 use crate::agent::OwnEnd;
 use crate::provider::CreateRequest;
 use crate::provider::doors::without_ssh;
@@ -60,8 +61,71 @@ pub(super) fn body(
     disk: u64,
     (account, api): (&str, &str),
 ) -> Result<Value, Cause> {
-    let Some(choice) = Choice::parse(&request.quote.id.0) else {
-        let message = format!("`{}` is no offer of this provider", request.quote.id);
+    let placed = placed(request)?;
+    let agent = request.agent.as_ref().unwrap_or(&AgentSource::Image);
+    let pushed = *agent == AgentSource::Ssh;
+    let mut env = if pushed {
+        // What the agent is told comes over the connection, and not through the provider.
+        let own = OwnKey::of(&request.boot.agent_key).public();
+        let own = own.ok_or_else(without_ssh)?;
+        let (name, value) = PUSHED;
+        BTreeMap::from([
+            (PUBLIC_KEY.to_owned(), own),
+            (name.to_owned(), value.to_owned()),
+        ])
+    } else {
+        let mut package = package(&request.boot, None);
+        package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
+        package.environment()
+    };
+    env.insert(MARK.to_owned(), request.request_key.as_str().to_owned());
+    env.insert(ACCOUNT.to_owned(), account.to_owned());
+    let mut body = json!({
+        "name": request.request_key.as_str(),
+        "image": request.image.as_deref().unwrap_or(PLAIN_IMAGE),
+        "cloud": placed.cloud.as_str(),
+        "dataCenterIds": placed.datacenters,
+        "disk": disk,
+        "env": env,
+    });
+    body[placed.part] = placed.asked;
+    let mounts = request.mounts.iter();
+    let mounts: Vec<Value> = mounts
+        .map(|mount| json!({ "volumeId": mount.id, "path": mount.at }))
+        .collect();
+    if !mounts.is_empty() {
+        body["mounts"] = json!({ "network": mounts });
+    }
+    if pushed {
+        // The image's own command starts its SSH server.
+        body["ports"] = json!(["22/tcp"]);
+    } else {
+        body["args"] = json!(args(agent));
+    }
+    Ok(body)
+}
+
+/// What is asked for, and where.
+struct Placed {
+    /// The field that says what: `gpu` or `cpu`.
+    part: &'static str,
+    asked: Value,
+    cloud: Cloud,
+    datacenters: Vec<String>,
+}
+
+fn placed(request: &CreateRequest) -> Result<Placed, Cause> {
+    let name = &request.quote.id.0;
+    if let Some(choice) = cpu::Choice::parse(name) {
+        return Ok(Placed {
+            part: "cpu",
+            asked: choice.asked(),
+            cloud: Cloud::Secure,
+            datacenters: choice.datacenter.into_iter().collect(),
+        });
+    }
+    let Some(choice) = Choice::parse(name) else {
+        let message = format!("`{name}` is no offer of this provider");
         return Err(Cause::new(FailureClass::OfferGone, message));
     };
     let asks = &choice.asks;
@@ -81,41 +145,12 @@ pub(super) fn body(
     );
     asked("minRamPerGpu", asks.memory > 0, json!(asks.memory));
     asked("minVcpuCountPerGpu", asks.cpus > 0, json!(asks.cpus));
-    let agent = request.agent.as_ref().unwrap_or(&AgentSource::Image);
-    let pushed = *agent == AgentSource::Ssh;
-    let mut env = if pushed {
-        // What the agent is told comes over the connection, and not through the provider.
-        let own = OwnKey::of(&request.boot.agent_key).public();
-        let own = own.ok_or_else(without_ssh)?;
-        let (name, value) = PUSHED;
-        BTreeMap::from([
-            (PUBLIC_KEY.to_owned(), own),
-            (name.to_owned(), value.to_owned()),
-        ])
-    } else {
-        let mut package = package(&request.boot, None);
-        package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
-        package.environment()
-    };
-    env.insert(MARK.to_owned(), request.request_key.as_str().to_owned());
-    env.insert(ACCOUNT.to_owned(), account.to_owned());
-    let places: Vec<&String> = choice.datacenter.iter().collect();
-    let mut body = json!({
-        "name": request.request_key.as_str(),
-        "image": request.image.as_deref().unwrap_or(PLAIN_IMAGE),
-        "gpu": gpu,
-        "cloud": asks.cloud.as_str(),
-        "dataCenterIds": places,
-        "disk": disk,
-        "env": env,
-    });
-    if pushed {
-        // The image's own command starts its SSH server.
-        body["ports"] = json!(["22/tcp"]);
-    } else {
-        body["args"] = json!(args(agent));
-    }
-    Ok(body)
+    Ok(Placed {
+        part: "gpu",
+        asked: Value::Object(gpu),
+        cloud: asks.cloud,
+        datacenters: choice.datacenter.into_iter().collect(),
+    })
 }
 
 /// The container's command. In one word without quotes, whatever is in it: the provider splits it as a shell does.

@@ -9,10 +9,13 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Gpu, INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{
+    Facts, Gpu, INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply, Volume,
+};
 use stageline_core::unit::{Bytes, MicroDollars};
 
-use crate::provider::http::{flag, money, number, text};
+use super::wire::rows;
+use crate::provider::http::{Fault, flag, money, number, text};
 
 /// More GPUs than a pod has.
 const GPUS_MAX: u32 = 64;
@@ -223,7 +226,7 @@ pub(super) fn quotes(provider: &Name, row: &Value, asks: &Asks, disk: u64) -> Ve
 }
 
 /// A word on the stock as a number that can be counted on.
-fn supply(stock: &str) -> Supply {
+pub(super) fn supply(stock: &str) -> Supply {
     Supply::Many(match stock {
         "NONE" => 0,
         "MEDIUM" => 4,
@@ -284,6 +287,23 @@ fn facts(row: &Value, asks: &Asks, datacenter: Option<String>, stock: &str, disk
     }
 }
 
+/// Network volumes: each is in one data center.
+pub(super) fn volumes(body: &Value) -> Result<Vec<Volume>, Fault> {
+    let volume = |row: &Value| {
+        let place = text(row, "dataCenter")?;
+        Some(Volume {
+            id: text(row, "id")?,
+            name: text(row, "name").unwrap_or_default(),
+            requirement: format!("region={place}").parse().ok()?,
+            place: place.clone(),
+            region: Some(place),
+        })
+    };
+    let rows = rows(body, "networkVolumes")?;
+    let all: Option<Vec<Volume>> = rows.iter().map(volume).collect();
+    all.ok_or_else(|| Fault::shape("a network volume has no `id` or no data center"))
+}
+
 /// A type of GPU and the pool that it is in, where it is in one.
 pub(super) fn pool(row: &Value) -> Option<(String, String)> {
     Some((text(row, "id")?, text(row, "pool")?))
@@ -301,7 +321,9 @@ pub(super) fn pod_facts(pod: &Value) -> Facts {
     let small = |number: f64| number.min(65_536.0) as u32;
     let count = whole(&gpu, "count").map_or(1, small).min(GPUS_MAX);
     let model = text(&gpu, "id");
-    let kind = model.clone().map(|id| (INSTANCE_TYPE.to_owned(), id));
+    let flavor = pod.get("cpu").and_then(|cpu| text(cpu, "id"));
+    let kind = model.clone().or(flavor);
+    let kind = kind.map(|id| (INSTANCE_TYPE.to_owned(), id));
     let gpus = model.map(|model| {
         let one = Gpu {
             model,

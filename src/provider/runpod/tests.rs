@@ -161,6 +161,7 @@ fn request(quote: &str, agent: Option<AgentSource>) -> CreateRequest {
         disk: Bytes::gib(40),
         image: None,
         registry: None,
+        mounts: Vec::new(),
         agent,
         boot: Boot {
             agent_key: secrecy::SecretBox::new(Box::new([1; 32])),

@@ -77,6 +77,7 @@ impl Case {
             disk: Bytes::gib(1),
             image: None,
             registry: None,
+            mounts: Vec::new(),
             agent: None,
             boot: Boot {
                 agent_key: SecretBox::new(Box::new([u8::try_from(attempt.0).expect("small"); 32])),

@@ -85,6 +85,14 @@ pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Valu
         // With one it is a machine that may be taken away, without one it is on demand.
         body["price"] = json!(dollars(bid.per_hour));
     }
+    if let Some(mount) = request.mounts.first() {
+        let Ok(number) = mount.id.parse::<u64>() else {
+            let message = format!("`{}` is no volume of this provider", mount.id);
+            return Err(Cause::new(FailureClass::Config, message));
+        };
+        body["volume_info"] =
+            json!({ "create_new": false, "volume_id": number, "mount_path": mount.at });
+    }
     if let Some(login) = login {
         body["image_login"] = Value::String(login);
     }

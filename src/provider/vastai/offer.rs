@@ -7,10 +7,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 use stageline_core::id::Name;
-use stageline_core::offer::{Bid, Facts, Gpu, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{
+    Bid, Facts, Gpu, HOURS_LEFT, Quote, QuoteId, Requirement, Supply, Volume,
+};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::wire::{flag, id, money, number, text};
+use crate::provider::http::Fault;
 
 /// More offers than one search can be sold.
 const OFFERS_MAX: u32 = 1000;
@@ -72,6 +75,11 @@ pub(super) fn filter(
     if let Some(least) = reliability.and_then(|text| text.parse::<f64>().ok()) {
         at_least("reliability", json!(least));
     }
+    // One machine among all would hardly be among the cheapest.
+    let host = hints.at_least.get("machine_id");
+    if let Some(host) = host.and_then(|text| text.parse::<u64>().ok()) {
+        at_least("machine_id", json!(host));
+    }
     // The agent is reached by a port of its own.
     at_least("direct_port_count", json!(1));
     if !gpu_names.is_empty() {
@@ -80,6 +88,24 @@ pub(super) fn filter(
     body.insert("verified".to_owned(), json!({ "eq": true }));
     body.insert("limit".to_owned(), json!(OFFERS_MAX));
     Value::Object(body)
+}
+
+/// Volumes: each is on one machine, and has a number and no name.
+pub(super) fn volumes(body: &Value) -> Result<Vec<Volume>, Fault> {
+    let rows = body.get("volumes").and_then(Value::as_array);
+    let rows = rows.ok_or_else(|| Fault::shape("it has no list `volumes`"))?;
+    let volume = |row: &Value| {
+        let host = id(row, "machine_id")?;
+        Some(Volume {
+            id: id(row, "id")?,
+            name: String::new(),
+            requirement: format!("provider.machine_id={host}").parse().ok()?,
+            place: format!("machine {host}"),
+            region: None,
+        })
+    };
+    let all: Option<Vec<Volume>> = rows.iter().map(volume).collect();
+    all.ok_or_else(|| Fault::shape("a volume has no `id` or no machine"))
 }
 
 /// The body that reads one offer again.
@@ -212,7 +238,7 @@ fn extra(claim: &Value) -> BTreeMap<String, String> {
         }
     }
     if let Some(hours) = number(claim, "duration").map(|seconds| (seconds / 3600.0).floor()) {
-        extra.insert("hours_left".to_owned(), hours.to_string());
+        extra.insert(HOURS_LEFT.to_owned(), hours.to_string());
     }
     if let Some(verification) = text(claim, "verification") {
         extra.insert("verification".to_owned(), verification);

@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use super::super::serve::Reply;
+use super::super::volume::{self, Attached};
 use super::super::world::World;
 use super::{invalid, no, types, unknown, yes};
 
@@ -11,6 +12,9 @@ use super::{invalid, no, types, unknown, yes};
 const KEYS: &str = "ssh_keys";
 const FILES: &str = "filesystems";
 const RULES: &str = "rules";
+
+/// Below which folders of the root file systems are mounted.
+const MOUNT_POINTS: [&str; 3] = ["lambda/nfs/", "home/", "data/"];
 
 fn fresh() -> Value {
     let rule = |protocol: &str, ports: Value, description: &str| {
@@ -74,13 +78,69 @@ pub(super) fn answer(
         ("GET", ["ssh-keys"]) => all(KEYS),
         ("POST", ["ssh-keys"]) => add_key(world, account, body),
         ("DELETE", ["ssh-keys", id]) => remove(world, account, KEYS, id, "SSH key"),
-        ("GET", ["file-systems"]) => all(FILES),
+        ("GET", ["file-systems"]) => yes(&json!(files(world, account))),
         ("POST", ["filesystems"]) => add_files(world, account, body),
         ("DELETE", ["filesystems", id]) => remove(world, account, FILES, id, "file system"),
         ("GET", ["firewall-rules"]) => all(RULES),
         ("PUT", ["firewall-rules"]) => set_rules(world, account, body),
         _ => unknown("endpoint"),
     }
+}
+
+/// File systems, and whether an instance has each.
+fn files(world: &World, account: &str) -> Vec<Value> {
+    let mut rows = table(world, account, FILES, |rows| rows.clone());
+    for row in &mut rows {
+        row["is_in_use"] = json!(volume::in_use(world, account, &volume::text(&row["id"])));
+    }
+    rows
+}
+
+/// The file systems that a launch asks for, each with its mount point.
+pub(super) fn mounts(
+    world: &World,
+    account: &str,
+    region: &str,
+    body: &Value,
+) -> Result<Vec<Attached>, Reply> {
+    let all = table(world, account, FILES, |rows| rows.clone());
+    let missing = || {
+        let message = "Specified file system does not exist.";
+        no(400, "global/object-does-not-exist", message)
+    };
+    let list = |field: &str| body[field].as_array().cloned().unwrap_or_default();
+    let mut found: Vec<(Value, String)> = Vec::new();
+    for name in list("file_system_names") {
+        let row = all.iter().find(|row| row["name"] == name);
+        let row = row.ok_or_else(missing)?;
+        found.push((
+            row.clone(),
+            row["mount_point"].as_str().unwrap_or("").to_owned(),
+        ));
+    }
+    for mount in list("file_system_mounts") {
+        let row = all.iter().find(|row| row["id"] == mount["file_system_id"]);
+        let row = row.ok_or_else(missing)?;
+        let at = mount["mount_point"].as_str().unwrap_or("").to_owned();
+        let path = at.strip_prefix('/').unwrap_or_default();
+        if !MOUNT_POINTS.iter().any(|point| path.starts_with(point)) {
+            return Err(invalid("Invalid mount point."));
+        }
+        found.retain(|(other, _)| other["id"] != row["id"]);
+        found.push((row.clone(), at));
+    }
+    if found.iter().any(|(row, _)| row["region"]["name"] != region) {
+        return Err(no(
+            400,
+            "instance-operations/launch/file-system-in-wrong-region",
+            "One or more of the specified file systems are not in the same region as the instance.",
+        ));
+    }
+    let attached = found.into_iter().map(|(row, at)| Attached {
+        id: volume::text(&row["id"]),
+        at,
+    });
+    Ok(attached.collect())
 }
 
 /// An id that no other row has.
@@ -134,13 +194,20 @@ fn add_files(world: &World, account: &str, body: &Value) -> Reply {
 }
 
 fn remove(world: &World, account: &str, name: &str, id: &str, what: &str) -> Reply {
+    if name == FILES && volume::in_use(world, account, id) {
+        let message = "The file system is in use by an instance.";
+        return no(400, "filesystems/filesystem-in-use", message);
+    }
     let removed = table(world, account, name, |rows| {
         let before = rows.len();
         rows.retain(|row| row["id"] != id);
         before != rows.len()
     });
     match (removed, name == FILES) {
-        (true, true) => yes(&json!({ "deleted_ids": [id] })),
+        (true, true) => {
+            world.wipe(account, id);
+            yes(&json!({ "deleted_ids": [id] }))
+        }
         (true, false) => yes(&json!({})),
         (false, _) => unknown(what),
     }

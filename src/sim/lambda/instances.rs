@@ -142,7 +142,12 @@ fn row(machine: &mut Machine, now: u64) -> Value {
     if !machine.label.is_empty() {
         row["name"] = json!(machine.label);
     }
-    for field in ["file_system_names", "tags", "hostname"] {
+    for field in [
+        "file_system_names",
+        "file_system_mounts",
+        "tags",
+        "hostname",
+    ] {
         if !machine.more[field].is_null() {
             row[field] = machine.more[field].clone();
         }

@@ -62,6 +62,10 @@ pub(super) fn launch(world: &World, account: &str, body: &Value) -> Reply {
         let message = format!("Specified instance type {kind} does not exist.");
         return no(400, "global/object-does-not-exist", &message);
     };
+    let mounts = match account::mounts(world, account, region, body) {
+        Ok(mounts) => mounts,
+        Err(reply) => return reply,
+    };
     let gone = world.faults.fires("offer-gone").is_some();
     if let (true, Some(offer)) = (gone, world.lock().offers.get_mut(&offer.id)) {
         offer.taken = true;
@@ -69,7 +73,10 @@ pub(super) fn launch(world: &World, account: &str, body: &Value) -> Reply {
     if gone || offer.taken {
         return sold_out();
     }
-    let wish = wish(world, account, &offer, body);
+    let wish = Wish {
+        mounts,
+        ..wish(world, account, &offer, body)
+    };
     made(world, offer, wish)
 }
 
@@ -161,7 +168,7 @@ fn wish(world: &World, account: &str, offer: &Offer, body: &Value) -> Wish {
     // Not the network's own address, and not its last.
     let address = Ipv4Addr::new(127, a, b, c.clamp(2, 254));
     let mut more = json!({ "ssh_key_names": body["ssh_key_names"], "tags": body.get("tags") });
-    for field in ["file_system_names", "hostname"] {
+    for field in ["file_system_names", "file_system_mounts", "hostname"] {
         more[field] = body.get(field).cloned().unwrap_or(Value::Null);
     }
     let access = access(world, account, body, &user_data);

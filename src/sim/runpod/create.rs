@@ -12,7 +12,7 @@ use super::super::serve::{Reply, Way};
 use super::super::world::{Wish, World};
 use super::catalogue::{self, numbers};
 use super::schema::{self, Rule, faults};
-use super::{invalid, no, oops, pods, registries, unknown};
+use super::{cpus, invalid, no, oops, pods, registries, unknown, volumes};
 
 /// What is taken when no disk is asked for, in GB.
 const DISK: u64 = 20;
@@ -74,7 +74,11 @@ pub(super) fn create(world: &World, account: &str, body: &Value) -> Reply {
     if !errors.is_empty() {
         return invalid(&errors);
     }
-    let offer = match placed(world, body) {
+    let (mounts, bound) = match volumes::of(world, account, body) {
+        Ok(found) => found,
+        Err(reply) => return reply,
+    };
+    let offer = match placed(world, body, bound.as_deref()) {
         Ok(offer) => offer,
         Err(reply) => return reply,
     };
@@ -99,6 +103,7 @@ pub(super) fn create(world: &World, account: &str, body: &Value) -> Reply {
         .unwrap_or_default();
     let wish = Wish {
         denied: !registry::may_pull(image, login),
+        mounts,
         ..wish(account, body)
     };
     made(world, offer, wish)
@@ -146,23 +151,30 @@ fn whole(body: &Value, field: &str) -> Option<u64> {
 }
 
 /// Where the pod goes: one GPU type per call, no other instead.
-fn placed(world: &World, body: &Value) -> Result<Offer, Reply> {
+fn placed(world: &World, body: &Value, bound: Option<&str>) -> Result<Offer, Reply> {
     let rule = |detail: &str| Err(no(400, detail));
-    let gpu = match (body.get("gpu"), body.get("cpu")) {
-        (Some(gpu), None) => gpu,
-        (None, Some(_)) => return Err(unknown("cpu flavor")),
-        (_, _) => return rule("exactly one of gpu or cpu must be set"),
-    };
+    let (gpu, cpu) = (body.get("gpu"), body.get("cpu"));
+    if gpu.is_some() == cpu.is_some() {
+        return rule("exactly one of gpu or cpu must be set");
+    }
     let mounts = body.get("mounts").and_then(Value::as_object);
     if mounts.is_some_and(|mounts| mounts.len() > 1) {
         return rule("mounts.persistent and mounts.network are mutually exclusive");
     }
-    if mounts.is_some_and(|mounts| mounts.contains_key("network")) {
-        return rule("network volume not found in this data center");
-    }
     if body.get("templateId").is_some() {
         return Err(unknown("template"));
     }
+    let mut places = strings(body, "dataCenterIds");
+    if let Some(bound) = bound {
+        if !places.is_empty() && !places.iter().any(|place| place == bound) {
+            return rule("network volume not found in this data center");
+        }
+        places = vec![bound.to_owned()];
+    }
+    if let Some(cpu) = cpu {
+        return cpus::placed(world, cpu, body, &places);
+    }
+    let gpu = gpu.unwrap_or(&Value::Null);
     let Some(model) = gpu["id"].as_str().and_then(catalogue::find) else {
         return Err(unknown("gpu type"));
     };
@@ -181,7 +193,6 @@ fn placed(world: &World, body: &Value) -> Result<Offer, Reply> {
     if !versions.is_empty() && least.is_some() {
         return rule("allowedCudaVersions and minCudaVersion are mutually exclusive");
     }
-    let places = strings(body, "dataCenterIds");
     let now = world.clock.now();
     let inner = world.lock();
     let fits = |offer: &&Offer| {
@@ -191,6 +202,7 @@ fn placed(world: &World, body: &Value) -> Result<Offer, Reply> {
         facts.gpus[0].model == model.id
             && catalogue::is_secure(offer) != community
             && (places.is_empty() || place.is_none_or(|place| places.contains(place)))
+            && (bound.is_none() || place.is_some())
             && (versions.is_empty()
                 || cuda.is_some_and(|cuda| versions.iter().any(|one| one == cuda)))
             && least.is_none_or(|least| cuda.is_some_and(|cuda| numbers(cuda) >= numbers(least)))

@@ -9,7 +9,7 @@ use super::super::registry;
 use super::super::serve::{Reply, Request, Way};
 use super::super::world::World;
 use super::schema::{self, Rule, faults};
-use super::{dollars, done, id, invalid, no, number, oops, unknown, yes};
+use super::{cpus, dollars, done, id, invalid, no, number, oops, unknown, yes};
 
 /// Where an agent listens in its container.
 const AGENT_PORT: u16 = 41641;
@@ -144,11 +144,14 @@ fn row(world: &World, machine: &mut Machine, now: u64) -> Value {
     let proxy = ssh("ssh.example.com", &json!(22), &format!("{pod}-64411eb2"));
     let more = &machine.more;
     let global = more["globalNetworking"] == json!(true);
-    json!({
+    let (part, what) = match facts.gpus.first() {
+        Some(gpu) => ("gpu", json!({ "id": gpu.model, "count": facts.gpus.len() })),
+        None => ("cpu", cpus::shown(facts)),
+    };
+    let mut row = json!({
         "id": pod, "name": machine.label, "status": status, "actions": actions(status), "image": machine.image,
         "args": machine.onstart, "disk": machine.meter.disk_gib, "ports": more["ports"], "env": machine.env,
         "registry": more["registry"], "mounts": more["mounts"],
-        "gpu": { "id": facts.gpus.first().map(|gpu| &gpu.model), "count": facts.gpus.len().max(1) },
         "cloud": cloud, "dataCenterId": facts.region, "cudaVersion": facts.cuda,
         "ssh": { "proxy": (status != "PROVISIONING").then_some(proxy), "direct": direct },
         "template": null, "cost": cost, "locked": more["locked"], "globalNetworking": { "enabled": global },
@@ -158,7 +161,9 @@ fn row(world: &World, machine: &mut Machine, now: u64) -> Value {
         })),
         "createdAt": moment(world, machine.created),
         "startedAt": started.then(|| moment(world, machine.runs)),
-    })
+    });
+    row[part] = what;
+    row
 }
 
 /// The mapped ports of a pod that is up, and its agent's.

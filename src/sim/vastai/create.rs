@@ -11,7 +11,7 @@ use super::super::machine::Offer;
 use super::super::registry;
 use super::super::serve::{Reply, Way};
 use super::super::world::{Wish, World};
-use super::{hurt, no, yes};
+use super::{hurt, no, volumes, yes};
 
 /// The smallest disk, and what is taken when none is asked for.
 const DISK: (u64, u64) = (8, 10);
@@ -65,8 +65,13 @@ pub(super) fn create(world: &World, account: &str, id: &str, body: &Value) -> Re
         }
         None => return no(404, "invalid_args", &format!("no_such_ask {id}")),
     };
+    let mounts = match volumes::of(world, account, &offer, body) {
+        Ok(mounts) => mounts,
+        Err(reply) => return reply,
+    };
     let wish = Wish {
         bid,
+        mounts,
         ..wish(account, body)
     };
     if too_low {

@@ -122,6 +122,11 @@ pub(super) fn search(world: &World, query: &Value) -> Reply {
     yes(&json!({ "offers": rows }))
 }
 
+/// The number of the machine that an offer is on.
+pub(super) fn machine(offer: &Offer) -> u64 {
+    offer.id % 1000
+}
+
 /// The row of an offer.
 fn row(offer: &Offer, disk: f64, factor: f64, bids: bool) -> Value {
     let facts = &offer.facts;
@@ -134,7 +139,7 @@ fn row(offer: &Offer, disk: f64, factor: f64, bids: bool) -> Value {
     let disk_hour = disk * storage / 720.0;
     let mut row = claim(facts);
     let more = json!({
-        "id": offer.id, "ask_contract_id": offer.id, "bundle_id": offer.id / 17, "machine_id": offer.id % 1000,
+        "id": offer.id, "ask_contract_id": offer.id, "bundle_id": offer.id / 17, "machine_id": machine(offer),
         "host_id": offer.host, "dph_base": base, "dph_total": base + disk_hour, "storage_cost": storage,
         "storage_total_cost": disk_hour, "min_bid": least, "is_bid": bids, "rentable": true, "rented": false,
         "external": null, "verification": "verified", "verified": true, "hosting_type": offer.host % 2,

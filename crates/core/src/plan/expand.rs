@@ -433,6 +433,7 @@ impl<'a> Expansion<'a> {
             same: lease.same,
             spread: lease.spread,
             setup,
+            mounts: lease.mounts.clone(),
         });
         for index in 0..lease.count {
             let id = LeaseId {
@@ -511,6 +512,7 @@ impl<'a> Expansion<'a> {
                     image: offer.image.clone(),
                     registry: offer.registry.clone(),
                     agent: offer.agent_on(&provider.kind),
+                    mounts: Vec::new(),
                     requote: offer.requote.max(lease.requote.unwrap_or_default()),
                     spot: Spot::of(offer.spot, lease.spot),
                     on_demand_since: None,

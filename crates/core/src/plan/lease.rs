@@ -12,6 +12,7 @@ use crate::journal::Verb;
 use crate::offer::{Facts, Gpu, count};
 use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
 use crate::state::{Limit, ObservedLease, Recorded, Seen};
+use crate::topology::Mount;
 use crate::unit::{MicroDollars, Timestamp};
 
 /// Rents a machine and waits for its agent.
@@ -345,6 +346,12 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
     if let Some(why) = bought_otherwise(spec, before, receipt) {
         return Some(why);
     }
+    if before.mounts != spec.mounts {
+        let (was, is) = (all(&before.mounts), all(&spec.mounts));
+        return Some(format!(
+            "volumes are mounted when a machine is made: {was} then, {is} now"
+        ));
+    }
     let taken = |spec: &LeaseSpec| {
         let terms = spec.terms.iter().find(|terms| terms.offer == receipt.offer);
         terms.map(|terms| {
@@ -391,6 +398,18 @@ fn bought_otherwise(
     };
     let (was, is) = (terms(before)?, terms(spec)?);
     (was != is).then(|| format!("its machine was {}, it is to be {}", text(was), text(is)))
+}
+
+/// Mounts in few words.
+fn all(mounts: &[Mount]) -> String {
+    let each: Vec<String> = mounts
+        .iter()
+        .map(|mount| format!("{} at {}", mount.volume, mount.at))
+        .collect();
+    match each.is_empty() {
+        true => "none".to_owned(),
+        false => each.join(", "),
+    }
 }
 
 /// A machine may be there that nobody has the id of. The acquire step looks for it before it does anything else.

@@ -4,6 +4,7 @@
 //! first and the fields after it; the sums come last, where the eye is when the text has scrolled by.
 
 use super::ends::{edited, ends_by, lapsed, may_be_taken, nothing_but_ended};
+use super::made::made_with;
 use super::page::{Ink, Level, Page, View};
 use crate::id::{Address, LeaseId, Name};
 use crate::journal::Verb;
@@ -317,8 +318,8 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
             &format!("a machine of {id} may be there and bill already"),
         );
     }
-    if let Some(setup) = setup(change) {
-        page.para(8, &setup);
+    for text in made_with(change, terms) {
+        page.para(8, &text);
     }
     if let Some(ends) = ends_by(terms.ends, change) {
         page.para(8, &ends);
@@ -336,28 +337,6 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
             page.para(8, &text);
         }
     }
-}
-
-/// What a new machine runs before it is ready.
-fn setup(change: &Change) -> Option<String> {
-    let is_new = matches!(change.verdict, Verdict::Create | Verdict::Replace);
-    let Some(Spec::Lease(spec)) = change.spec.as_ref().filter(|_| is_new) else {
-        return None;
-    };
-    let script = &spec.setup.as_ref()?.script;
-    let lines = match script
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .count()
-    {
-        1 => "1 line".to_owned(),
-        n => format!("{n} lines"),
-    };
-    let digest = spec.setup.as_ref()?.fingerprint().to_string();
-    Some(format!(
-        "runs its setup once before it is ready: {lines}, digest {}",
-        digest.get(..8)?
-    ))
 }
 
 fn first_choice(choice: &Choice) -> String {

@@ -5,6 +5,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Mounted;
 use crate::id::Name;
 use crate::offer::{Quote, Requirement, Selection};
 use crate::topology::{AgentSource, Bidding, Registry, Requote};
@@ -39,6 +40,9 @@ pub struct Terms {
     /// How the agent gets there; none is the provider's usual way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentSource>,
+    /// The lease's volumes as this provider has them. That a machine is where they are is part of the requirement.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mounted>,
     /// On which terms its machines are bid for; none is on demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spot: Option<Bidding>,

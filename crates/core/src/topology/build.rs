@@ -54,6 +54,7 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| leases::lease(table, &scope));
     leases::total_count(&fields, &leases);
+    super::mounts::check(&fields, &providers, &offers, &leases);
     super::spot::check(&fields, &limits, &providers, &offers, &leases);
     super::rented::ends(&fields, limits.max_spend, &providers, &offers, &leases);
     let pipelines = named(&fields, "pipeline", |table| {

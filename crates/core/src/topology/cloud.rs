@@ -51,6 +51,31 @@ impl Cloud {
         }
     }
 
+    /// What it calls volumes that can be mounted on its machines.
+    pub const fn volumes(self) -> &'static str {
+        match self {
+            Self::Vastai => "volumes",
+            Self::Lambda => "file systems",
+            Self::Runpod => "network volumes",
+        }
+    }
+
+    /// How many of them one machine can have.
+    pub const fn mounts_max(self) -> usize {
+        match self {
+            Self::Vastai | Self::Runpod => 1,
+            Self::Lambda => 16,
+        }
+    }
+
+    /// Below which folders of the root they can be mounted; anywhere when it is empty.
+    pub const fn mount_points(self) -> &'static [&'static str] {
+        match self {
+            Self::Vastai | Self::Runpod => &[],
+            Self::Lambda => &["lambda/nfs", "home", "data"],
+        }
+    }
+
     /// Whether its machines can be reached by a relay only: it maps no UDP port.
     pub const fn needs_relay(self) -> bool {
         match self {

@@ -13,7 +13,7 @@ mod serving;
 
 use elsewhere::{RELAY, STATE};
 use moving::{MOVED, REMOVED};
-use placing::INSTANCE_TYPE;
+use placing::{INSTANCE_TYPE, MOUNTS};
 use provider::{CLAIMS, PROVIDER};
 use renting::{
     ACQUIRE_TIMEOUT, ATTEMPTS, GANG, GANG_TIMEOUT, LEASE_ENV, LEASE_SECRETS, REGISTRY, REQUOTE,
@@ -538,6 +538,7 @@ static LEASE: TableDef = TableDef {
         GANG_TIMEOUT,
         SAME,
         SPREAD,
+        MOUNTS,
         LEASE_ENV,
         LEASE_SECRETS,
         SETUP,

@@ -41,6 +41,7 @@ pub(super) fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
     let (same, spread) = nearness(fields);
     let (env, secrets) = environment(fields);
     let setup = fields.read("setup", setup);
+    let mounts = super::mounts::read(fields);
     let terms = build::terms(fields);
     Some(Lease {
         offers: offers?,
@@ -64,6 +65,7 @@ pub(super) fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
         env,
         secrets,
         setup,
+        mounts,
     })
 }
 

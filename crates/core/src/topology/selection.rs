@@ -43,7 +43,10 @@ pub(super) fn name(field: Field<'_>) -> Option<String> {
         && name.len() <= 128
         && !name.contains(|c: char| c.is_control() || "|*?=!<>\"'".contains(c));
     if !one {
-        let message = format!("`{}` is no name of one thing", shown(name));
+        let message = match name.is_empty() {
+            true => format!("`{}` is empty", field.label),
+            false => format!("`{}` is no name of one thing", shown(name)),
+        };
         let hint = format!("such as `{} = {}`", field.label, field.key.example);
         field.bad(message, Some(hint));
         return None;

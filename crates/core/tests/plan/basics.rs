@@ -144,6 +144,7 @@ pub fn machines(count: u32) -> Topology {
         env: BTreeMap::new(),
         secrets: BTreeMap::new(),
         setup: None,
+        mounts: Vec::new(),
     };
     let offer = Offer {
         claims: None,

@@ -1,10 +1,12 @@
 //! States and graphs as text, and plans at every width.
 
+use stageline_core::offer::HOURS_LEFT;
 use stageline_core::plan::{Mode, recorded_graph};
 use stageline_core::render::{self, Level, View};
+use stageline_core::unit::Millis;
 
-use crate::basics::{chain, desired, options, plan};
-use crate::world::{World, address, local};
+use crate::basics::{chain, desired, machines, options, plan};
+use crate::world::{World, address, local, name};
 
 const VIEW: View = View {
     level: Level::Changes,
@@ -96,4 +98,34 @@ fn plain(text: &str) -> String {
         plain.push_str(part.split_once('m').map_or("", |(_, rest)| rest));
     }
     plain
+}
+
+#[test]
+fn a_machine_that_may_live_longer_than_its_host_is_let_is_told() {
+    let drawn = |hours: &str, max_lifetime: Millis| {
+        let mut topology = machines(1);
+        let offer = topology.offers.get_mut(&name("box")).expect("it");
+        offer.max_lifetime = max_lifetime;
+        let mut markets = local(4);
+        let market = markets.get_mut(&name("here")).expect("it");
+        let quote = &mut market.quotes.as_mut().expect("quotes")[0];
+        let hours = (HOURS_LEFT.to_owned(), hours.to_owned());
+        quote.facts.extra.extend([hours]);
+        let drafted = plan(
+            &desired(&topology),
+            &World::new(),
+            &markets,
+            &options(Mode::Apply),
+        );
+        render::plan::plan(&drafted, &VIEW).replace("\n        ", " ")
+    };
+    let told = drawn("48", Millis::minutes(72 * 60));
+    assert!(
+        told.contains("its host is let for 2d more, and max_lifetime is 3d: the machine ends with its host's contract at the latest"),
+        "{told}"
+    );
+    for (hours, max_lifetime) in [("48", 48), ("48", 12), ("no number", 48)] {
+        let told = drawn(hours, Millis::minutes(max_lifetime * 60));
+        assert!(!told.contains("its host is let"), "{told}");
+    }
 }

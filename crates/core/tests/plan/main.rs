@@ -9,4 +9,5 @@ mod offers;
 mod placement;
 mod random;
 mod regions;
+mod volumes;
 mod world;

@@ -25,6 +25,7 @@ fn request(agent: Option<AgentSource>) -> CreateRequest {
         disk: DISK,
         image: None,
         registry: None,
+        mounts: Vec::new(),
         agent,
         boot: Boot {
             agent_key: secrecy::SecretBox::new(Box::new([1; 32])),

@@ -37,6 +37,7 @@ fn spec(memory: u64) -> Spec {
             same: None,
             spread: None,
             setup: None,
+            mounts: Vec::new(),
         }
         .into(),
     )

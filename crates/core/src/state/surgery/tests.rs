@@ -309,6 +309,7 @@ fn only_a_machine_of_this_state_that_nobody_holds_is_imported() {
         same: None,
         spread: None,
         setup: None,
+        mounts: Vec::new(),
     };
     let receipt = |machine: &str, lineage: &Lineage| {
         let made = held(&address("lease.old[0]"), 3, machine);
