@@ -385,7 +385,9 @@ impl<'a> Hunt<'a> {
 
 /// Whether another lease of ours holds this ask, or tries to.
 fn taken(state: &State, quote: &Quote) -> bool {
-    let is = |provider: &Name, id: &QuoteId| *provider == quote.provider && *id == quote.id;
+    // Whoever bids on an ask has it, and so has whoever rents it on demand.
+    let is =
+        |provider: &Name, id: &QuoteId| *provider == quote.provider && id.ask() == quote.id.ask();
     quote.supply == Supply::One
         && state.resources.values().any(|recorded| {
             let held = match &recorded.receipt {

@@ -17,7 +17,7 @@ use stageline_core::unit::Millis;
 use super::doubt::{POLL, blind, horizon, of_generation};
 use super::step::{Act, Made, Run, Stop, lease_of};
 use crate::observe;
-use crate::provider::{Machine, Provider, Released};
+use crate::provider::{Machine, MachineStatus, Provider, Released};
 
 /// How long the provider may go on listing a machine that it agreed to end.
 pub(super) const GONE_WITHIN: Millis = Millis::minutes(10);
@@ -111,8 +111,8 @@ impl<'a> Run<'a> {
         let quiet = self.quiet(act, lease, provider, held);
         let mut known = held.map(|held| held.machine.clone());
         if let Some(held) = held {
-            let machine = (&held.machine, &held.request_key);
-            self.lets_in(provider.as_ref(), lease, machine);
+            self.note_standing(act, lease, provider.as_ref(), held)
+                .await?;
         }
         let mut seen: BTreeMap<MachineId, Machine> = BTreeMap::new();
         let mut told = Duration::from_secs(1);
@@ -196,6 +196,27 @@ impl<'a> Run<'a> {
         let held = held.map(|held| self.unlisted(provider, held, billed.as_ref()));
         held.unwrap_or_default()
             .max(self.unlisted_leaving(lease, provider))
+    }
+
+    /// What is seen to before a machine is ended. One that was taken away costs less since some time: that is on record before it is ended, and is not listed any more.
+    async fn note_standing(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        provider: &dyn Provider,
+        held: &LeaseReceipt,
+    ) -> Result<(), Stop> {
+        self.lets_in(provider, lease, (&held.machine, &held.request_key));
+        if held.quote.bid().is_none() {
+            return Ok(());
+        }
+        match provider.describe(&held.machine).await {
+            Ok(Some(machine)) if matches!(machine.status, MachineStatus::Interrupted(_)) => {
+                self.note_price(act, lease, &machine).await
+            }
+            // It is ended in any case.
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     /// Writes down what a machine is seen to cost, and when it ended, where the ledger cannot know it.

@@ -178,14 +178,13 @@ pub(crate) async fn apply(
         look(&state, &providers, hands, clock).await?
     };
     let mut ended = ended_by_themselves(&state, &observed, &providers, clock);
-    if !narrow.refresh_only {
-        ended.extend(plan::interruptions(&state, &observed));
-    }
+    ended.extend(taken_away(&state, &observed, narrow));
     let (state, edits) = if ended.is_empty() {
         (state, edits)
     } else {
         let edits: Vec<Edit> = edits.into_iter().chain(ended).collect();
-        let after = loaded.state.after(&edits).map_err(surgery)?;
+        let after = loaded.state.after_at(&edits, clock.now());
+        let after = after.map_err(surgery)?;
         (Cow::Owned(after), edits)
     };
     let watcher = fresh_watcher(store, clock).await?;
@@ -266,6 +265,14 @@ fn ended_by_themselves(
     };
     let now = state.ledger_now(clock.now(), clock.boot_point().as_ref());
     plan::lapses(state, observed, now, ends_itself)
+}
+
+/// Machines that were taken away, where that ends a lease or makes the next one one on demand.
+fn taken_away(state: &State, observed: &Observed, narrow: &Narrow) -> Vec<Edit> {
+    match narrow.refresh_only {
+        true => Vec::new(),
+        false => plan::interruptions(state, observed),
+    }
 }
 
 /// A watcher guards while its computer is awake, and nobody else can where the state is on that computer's disk.

@@ -185,10 +185,7 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
             .lease()
             .filter(|lease| matches!(agents.get(lease), Some(Err(_))));
         let (detail, hint) = match silent {
-            None => (
-                detail,
-                address.lease().and_then(|it| after(state, observed, it)),
-            ),
+            None => (detail, after(state, observed, address)),
             Some(lease) => (
                 with_age(state, detail),
                 Some(format!(
@@ -207,11 +204,12 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
 }
 
 /// What `apply` makes of a machine that was taken away.
-fn after(state: &State, observed: &Observed, lease: &LeaseId) -> Option<String> {
+fn after(state: &State, observed: &Observed, address: &Address) -> Option<String> {
+    let lease = address.lease().filter(|_| address.kind() == "lease")?;
     let Some(Seen::There(there)) = observed.leases.get(lease) else {
         return None;
     };
-    let recorded = state.resources.get(&Address::Lease(lease.clone()))?;
+    let recorded = state.resources.get(address)?;
     let bidding = recorded.bidding().filter(|_| there.interrupted)?;
     let follows = match bidding.on_interrupt {
         OnInterrupt::Replace => "bids for another one",

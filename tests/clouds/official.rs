@@ -89,8 +89,44 @@ async fn the_official_client_searches_creates_shows_and_destroys() {
         client.run(&["destroy", "instance", &id, "-y"]);
         assert_eq!(client.json(&["show", "instances"]), serde_json::json!([]));
         assert!(cloud.world.bill().0 > 0);
+        bids(&client);
     });
     cloud.stop().await;
+}
+
+/// A bid that is taken, and one that is too low: the client lets that one stand there, stopped and billed.
+fn bids(client: &Client<'_>) {
+    let query = ["num_gpus=1 gpu_name=RTX_4090", "--type", "bid"];
+    let offers = client.json(&[&["search", "offers"][..], &query].concat());
+    let [offer, other, ..] = offers.as_array().expect("a list").as_slice() else {
+        panic!("several offers: {offers}")
+    };
+    let least = offer["min_bid"].as_f64().expect("a number");
+    assert!((least - offer["dph_base"].as_f64().expect("a number")).abs() < 1e-6);
+    let bid = |offer: &Value, price: f64| {
+        let (id, price) = (offer["id"].to_string(), price.to_string());
+        let options = ["--image", "img:1", "--disk", "20", "--bid_price", &price];
+        client.json(&[&["create", "instance", &id][..], &options].concat())
+    };
+    let made = bid(offer, least);
+    assert_eq!(made["success"], true, "{made}");
+    let id = made["new_contract"].to_string();
+    client.cloud.world.clock.advance(120_000);
+    let shown = client.json(&["show", "instance", &id]);
+    assert_eq!(
+        (&shown["actual_status"], &shown["is_bid"]),
+        (&"running".into(), &true.into())
+    );
+    let low = bid(other, 0.01);
+    let stopped = low["new_contract"].to_string();
+    assert_eq!(
+        (&low["success"], client.status(&stopped)),
+        (&false.into(), "stopped".into())
+    );
+    for id in [id, stopped] {
+        client.run(&["destroy", "instance", &id, "-y"]);
+    }
+    assert_eq!(client.json(&["show", "instances"]), serde_json::json!([]));
 }
 
 /// A client, installed once per build folder.

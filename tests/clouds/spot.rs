@@ -82,6 +82,15 @@ fn a_bid_is_what_is_paid_beside_the_disk_and_is_shown_wherever_prices_are() {
             assert_eq!(Some(machine.meter.running_per_hour), machine.bid);
         }
     }
+    for machine in desk.there() {
+        let price = {
+            let inner = desk.cloud.world.lock();
+            let machine = &inner.machines[&machine.parse::<u64>().expect("a number")];
+            machine.meter.per_hour()
+        };
+        desk.run("leases")
+            .says(&format!("{machine}  vast  {price}/h  ready"));
+    }
     desk.run("plan --detailed-exitcode").exits(0);
     // A dearer market takes nothing away that bids enough, a cheaper one neither.
     desk.cloud.world.lock().price_factor = 0.9;
@@ -112,6 +121,18 @@ fn a_bid_that_is_too_low_makes_nothing_or_is_ended_and_the_next_offer_follows() 
             .says("0 left at providers");
         desk.agrees(0);
     }
+}
+
+/// The plan's list is used up: what is quoted then is bid for on the same terms.
+#[test]
+fn fresh_quotes_are_bids_on_the_same_terms_too() {
+    let desk = desk("true", vec![Fault::of("offer-gone").times(9)], 1);
+    desk.edit("spot = true", "spot = true\nattempts = 20");
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    assert!(bids(&desk)[0].is_some());
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
 }
 
 /// It is taken away before its agent answers: that is a try like every other that fails.
@@ -145,10 +166,20 @@ fn one_that_was_taken_away_is_replaced_on_the_same_terms() {
         .exits(2)
         .says(&format!("its spot machine {} was taken away", first[0]))
         .says("/h until it is released");
+    let disk = {
+        let inner = desk.cloud.world.lock();
+        let meter = &inner.machines.values().next().expect("one").meter;
+        MicroDollars(meter.per_hour().0 - meter.running_per_hour.0)
+    };
+    desk.run("plan")
+        .says(&format!("it costs {disk}/h until it is released"));
     desk.run("apply --auto-approve").exits(0);
     desk.agrees(1);
     assert_ne!(desk.there(), first);
     assert!(bids(&desk)[0].is_some());
+    // From when it was seen to stand still its disk is counted, and no more.
+    desk.run("leases")
+        .says(&format!("{}  vast  {disk}/h  ended", first[0]));
     desk.run("plan --detailed-exitcode").exits(0);
     desk.run("destroy --auto-approve").exits(0);
     desk.agrees(0);
@@ -167,9 +198,9 @@ fn the_next_one_is_on_demand_where_the_terms_say_so_until_it_is_replaced_by_hand
                 .says("rents the next one on demand");
             desk.agrees(0);
         }
-        desk.run("apply --auto-approve")
-            .exits(0)
-            .says("on demand since its spot machine was taken away");
+        let ran = desk.run("apply --auto-approve");
+        ran.exits(0)
+            .says("on demand since its spot machine was taken away at 20");
         desk.agrees(1);
         assert_eq!(bids(&desk), [None]);
         desk.run("plan --detailed-exitcode")
@@ -201,13 +232,13 @@ fn a_lease_that_ends_with_its_machine_stays_ended_until_it_is_renewed() {
         } else {
             desk.run("apply --auto-approve")
                 .exits(0)
-                .says("taken away, seen at")
+                .says("taken away, seen at 20")
                 .says("`stageline apply --renew lease.node[0]` rents it again");
         }
         desk.agrees(0);
         desk.run("plan --detailed-exitcode")
             .exits(0)
-            .says("taken away, seen at")
+            .says("taken away, seen at 20")
             .says("1 lease is kept ended");
         desk.run("apply --auto-approve --renew").exits(0);
         desk.agrees(1);

@@ -1,6 +1,7 @@
 //! Killed while it rents and ends machines over HTTP. What the simulator has is what the state says, before and after it.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use stageline::sim::Kind;
 
@@ -33,7 +34,15 @@ impl User for Desk {
 
 #[test]
 fn whatever_kills_it_at_vastai_nothing_is_left_and_nothing_is_twice() {
-    kill_often("vastai", AT_ONCE, || Desk::new(Kind::Vastai, vec![]));
+    let turn = AtomicU32::new(0);
+    kill_often("vastai", AT_ONCE, || {
+        let desk = Desk::new(Kind::Vastai, vec![]);
+        // Every second user bids.
+        if turn.fetch_add(1, Ordering::Relaxed) % 2 == 1 {
+            desk.edit("[offer.gpu]", "[offer.gpu]\nspot = true");
+        }
+        desk
+    });
 }
 
 #[test]

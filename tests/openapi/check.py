@@ -51,7 +51,7 @@ PROVIDERS = {
     "vastai": {
         "document": "vastai.yaml",
         "key": "VAST_API_KEY",
-        "offers": [OFFER_VAST],
+        "offers": [OFFER_VAST, OFFER_VAST + "\nspot = true"],
         "volume": lambda offer: ("PUT", "/api/v0/volumes/", {"id": 900000 + int(offer["facts"]["extra"]["machine_id"]), "size": 15}),
         "volume_id": lambda made: made["volume_name"].removeprefix("V."),
         "played": r"^/api/(v0/(bundles|users/current|asks/\{id\})|v1/instances)$",

@@ -5,6 +5,7 @@
 //! no identity, so it may be attached to a pull request.
 //! Reasons and notes are for people: no code branches on them.
 
+mod asks;
 mod assign;
 mod avoid;
 mod binding;

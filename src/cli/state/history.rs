@@ -178,7 +178,7 @@ fn told(n: JournalNumber, record: &Record) -> Option<String> {
             ..
         } => format!("{address}: ended by its {limit}: {why}"),
         Record::Unlapsed { address, .. } => {
-            format!("{address}: that it ended by its limit is forgotten")
+            format!("{address}: how it ended before is forgotten")
         }
         Record::Edited { address, why, .. } => format!("{address}: {why}"),
         Record::Closed { to, .. } => format!("moved to {to}"),

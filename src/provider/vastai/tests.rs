@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stageline_core::offer::{Quote, Requirement};
+use stageline_core::offer::{Bid, Quote, Requirement};
 use stageline_core::resource::FailureClass;
 use stageline_core::topology::AgentSource;
 use stageline_core::unit::{Bytes, MicroDollars};
@@ -105,6 +105,42 @@ fn an_offer_is_read_with_tolerance_and_not_with_fantasy() {
     }
     let nameless = quote(&with("num_gpus", json!(1e12)), 40).expect("an offer");
     assert!(nameless.facts.gpus.len() <= 64);
+}
+
+#[test]
+fn a_bid_is_a_quote_of_its_own_at_what_is_bid_and_the_disk() {
+    let vast = "vast".parse().expect("a name");
+    let bid = |offer: &Value, amount| offer::quote(&vast, offer, 40, Some(amount));
+    let disk = MicroDollars(8_334);
+    for (amount, id, per_hour) in [
+        (None, "7001#bid", MicroDollars(210_000)),
+        (
+            Some(MicroDollars(300_000)),
+            "7001#bid=0.30",
+            MicroDollars(300_000),
+        ),
+        // Too low: it is told, and does not fit.
+        (
+            Some(MicroDollars(200_000)),
+            "7001#bid=0.20",
+            MicroDollars(200_000),
+        ),
+    ] {
+        let quote = bid(&raw(), amount).expect("an ask");
+        assert_eq!(quote.id.0, id);
+        let least = MicroDollars(210_000);
+        assert_eq!(quote.bid, Some(Bid { per_hour, least }));
+        assert_eq!(quote.price_per_hour, per_hour.saturating_add(disk));
+        assert!(quote.facts.spot);
+    }
+    assert!(!quote(&raw(), 40).expect("an offer").facts.spot);
+    for none in [Value::Null, json!(0), json!(-1), json!("NaN")] {
+        assert_eq!(bid(&with("min_bid", none), None), None);
+    }
+    let any = Requirement::default();
+    assert_eq!(offer::filter(&any, &[], 40, None)["type"], "ondemand");
+    assert_eq!(offer::filter(&any, &[], 40, Some(None))["type"], "bid");
+    assert_eq!(offer::one(5, 60, Some(None))["type"], "bid");
 }
 
 #[test]
@@ -304,6 +340,39 @@ fn only_what_is_known_to_be_over_is_dead() {
     let without_ports = instance(json!({ "ports": null }));
     let relayed = wire::machine(&without_ports, Some("https://relay.example")).expect("one");
     assert_eq!(relayed.status, MachineStatus::Running);
+}
+
+/// Of what was bid for it is known who stopped it, and that its disk alone is billed since.
+#[test]
+fn what_was_bid_for_and_stands_still_was_taken_away() {
+    for change in [
+        json!({ "is_bid": true, "intended_status": "stopped" }),
+        json!({ "is_bid": true, "cur_state": "stopped", "next_state": "stopped" }),
+        json!({ "is_bid": true, "actual_status": "stopped" }),
+    ] {
+        let mut stopped = instance(change.clone());
+        stopped["disk_space"] = json!(40);
+        stopped["storage_cost"] = json!(0.15);
+        let machine = wire::machine(&stopped, None).expect("one");
+        assert!(
+            matches!(machine.status, MachineStatus::Interrupted(_)),
+            "{change}"
+        );
+        assert_eq!(machine.price_per_hour, MicroDollars(8_334), "{change}");
+        assert!(machine.facts.spot);
+    }
+    for (change, dead) in [
+        (json!({ "is_bid": true }), false),
+        (json!({ "is_bid": true, "actual_status": "exited" }), true),
+        (
+            json!({ "is_bid": false, "intended_status": "stopped" }),
+            true,
+        ),
+    ] {
+        let status = status(change.clone());
+        assert_eq!(matches!(status, MachineStatus::Dead(_)), dead, "{change}");
+        assert!(!matches!(status, MachineStatus::Interrupted(_)), "{change}");
+    }
 }
 
 #[test]

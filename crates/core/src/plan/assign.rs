@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use super::asks::Asks;
 use super::avoid::Avoid;
 use super::flow::{self, Given, Wanting};
 use super::market::{Candidate, Fitting, Markets, SHORTLIST_MAX, quotes};
@@ -73,6 +74,7 @@ pub(super) fn assign<'a>(
     let specs = needs.iter().map(|need| &**need.spec);
     let (quotes, fine) = quotes(markets, avoid, specs);
     let mut stock = stock(needs, &quotes);
+    let asks = Asks::of(&quotes);
     let (bound, free): (Vec<_>, Vec<_>) = needs.iter().partition(|need| placement::asks(need.spec));
     for table in bound.chunk_by(|a, b| a.lease.name == b.lease.name) {
         let stays = stays.get(&table[0].lease.name).cloned().unwrap_or_default();
@@ -80,6 +82,7 @@ pub(super) fn assign<'a>(
         for (item, count) in &given {
             stock[*item] -= count;
         }
+        asks.close(&quotes, given.keys(), &mut stock);
         class.unseen(&mut found.notes);
         class.list(&given, &stock, markets, avoid, &mut found);
     }
@@ -88,11 +91,23 @@ pub(super) fn assign<'a>(
         class.look(markets, &quotes, &stock, needs.len());
         class.unseen(&mut found.notes);
     }
-    let given = share(&classes, &stock, fine, &mut found.notes);
+    let given = loop {
+        let mut notes = Vec::new();
+        let given = share(&classes, &stock, fine, &mut notes);
+        let twice = asks.twice(&quotes, &given);
+        if twice.is_empty() {
+            found.notes.extend(notes);
+            break given;
+        }
+        for item in twice {
+            stock[item] = 0;
+        }
+    };
     let mut left = stock;
     for (item, count) in given.iter().flatten() {
         left[*item] -= count;
     }
+    asks.close(&quotes, given.iter().flat_map(BTreeMap::keys), &mut left);
     for (class, given) in classes.iter().zip(&given) {
         class.list(given, &left, markets, avoid, &mut found);
     }

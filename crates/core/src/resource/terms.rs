@@ -68,7 +68,11 @@ impl Terms {
 
     /// Whether a quote is of this provider, and for such terms: on demand, or for just this bid.
     pub fn are_for(&self, quote: &Quote) -> bool {
-        let bid = self.bids().map(|bidding| bidding.bid);
-        self.provider == quote.provider && quote.id.bid() == bid
+        let same = match (self.bids(), quote.bid) {
+            (None, None) => true,
+            (Some(bidding), Some(_)) => quote.id.bid() == Some(bidding.bid),
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        same && self.provider == quote.provider
     }
 }

@@ -211,10 +211,10 @@ impl fmt::Display for Edit {
                 lease,
                 limit: Limit::Interrupt,
                 why,
-            } => write!(f, "{lease} was taken away, {why}"),
+            } => write!(f, "{lease} was taken away: {why}"),
             Self::Lapse { lease, limit, why } => write!(f, "{lease} ends by its {limit}, {why}"),
             Self::Unlapse { lease } => {
-                write!(f, "that {lease} ended by its limit is forgotten")
+                write!(f, "how {lease} ended before is forgotten")
             }
         }
     }
@@ -315,6 +315,23 @@ impl State {
         let at = self.clock.time_of(Timestamp::MIN);
         for record in self.edited(edits, at)? {
             state.apply_edit(&record);
+        }
+        Ok(state)
+    }
+
+    /// The same; what lapses by them was seen at that time, which is shown.
+    ///
+    /// # Errors
+    /// As for [`State::edited`].
+    pub fn after_at(&self, edits: &[Edit], seen: Timestamp) -> Result<Self, SurgeryError> {
+        let mut state = self.after(edits)?;
+        for edit in edits {
+            if let Edit::Lapse { lease, .. } = edit
+                && let Some(lapse) = state.lapsed.get_mut(lease)
+                && self.lapse(lease) != Some(lapse)
+            {
+                lapse.at = seen;
+            }
         }
         Ok(state)
     }
