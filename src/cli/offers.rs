@@ -205,7 +205,10 @@ impl Offers {
         let shown = report.offers.iter().take(self.limit);
         let rows: Vec<[String; 7]> = shown.map(|line| row(&line.quote)).collect();
         if rows.is_empty() {
-            console.say("nothing fits now; `--explain` shows what comes nearest");
+            console.say(match self.explain {
+                true => "nothing fits now",
+                false => "nothing fits now; `--explain` shows what comes nearest",
+            });
         } else {
             console.data(&table(&rows))?;
         }

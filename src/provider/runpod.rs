@@ -1,7 +1,7 @@
 //! Pods of RunPod, by its REST API v2.
 //!
-//! What always holds: an offer is a type of GPU, a number of them, a cloud and a data centre, read again right before it is
-//! taken and priced with its disk; a create is sent once, under the request key as the pod's name; every pod of the account is listed,
+//! What always holds: an offer is a type of GPU, a number of them, a cloud and a data centre, or a flavor of pods without a GPU, a number
+//! of processors and a data centre; it is read again right before it is taken and priced with its disk; a create is sent once, under the request key as the pod's name; every pod of the account is listed,
 //! those of clusters too. All requests of an account pass one gate, since the provider counts them together. A pod that is reported as
 //! running and has no runtime is not up. Stopped pods bill their disk, so they are dead and not gone. It refuses to rent a pod that
 //! nobody could talk to: the provider maps no UDP port, so it takes a relay.

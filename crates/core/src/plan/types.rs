@@ -45,9 +45,17 @@ fn missing(known: Option<&BTreeSet<String>>, wanted: &str) -> Option<String> {
     let near: Vec<&str> = lower.iter().map(String::as_str).collect();
     let near = crate::diagnostic::nearest(&wanted.to_lowercase(), &near);
     let near = near.and_then(|near| lower.iter().position(|name| name == near));
-    let hint = match near {
-        Some(place) => format!("did you mean `{}`?", names[place]),
-        None => suggestion(wanted, &names),
+    // `gpu_1x_h100` of which there are two.
+    let begins = |name: &&&str| {
+        let head = name.get(..wanted.len());
+        head.is_some_and(|head| head.eq_ignore_ascii_case(wanted))
+    };
+    let begin: Vec<&str> = names.iter().filter(begins).copied().collect();
+    let hint = match (begin.as_slice(), near) {
+        ([one], _) => format!("did you mean `{one}`?"),
+        ([_, ..], _) => suggestion("", &begin),
+        ([], Some(place)) => format!("did you mean `{}`?", names[place]),
+        ([], None) => suggestion(wanted, &names),
     };
     (!there).then_some(hint)
 }

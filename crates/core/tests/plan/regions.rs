@@ -161,4 +161,14 @@ fn a_type_that_a_provider_does_not_have_is_told_with_those_that_it_has() {
         ]
     );
     assert!(unknown_types(&topology, &BTreeMap::new()).is_empty());
+    let has = ["gpu_1x_a10", "gpu_1x_h100_pcie", "gpu_1x_h100_sxm5"].map(str::to_owned);
+    let has = BTreeMap::from([(name("here"), BTreeSet::from(has))]);
+    let mut topology = only(&[], &[]);
+    let offer = topology.offers.get_mut(&name("box")).expect("it");
+    offer.instance_type = Some("gpu_1x_h100".to_owned());
+    let faults = unknown_types(&topology, &has);
+    assert_eq!(
+        faults[0].hint.as_deref(),
+        Some("there are `gpu_1x_h100_pcie`, `gpu_1x_h100_sxm5`")
+    );
 }
