@@ -99,6 +99,7 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
         renew: stageline_core::plan::Renew::Nothing,
         watched: true,
         boot: None,
+        rooms: std::collections::BTreeMap::new(),
     };
     plan::draft(&Draft {
         desired: &desired,
@@ -140,6 +141,7 @@ async fn measure(count: usize, folder: &Path) -> Figures {
         parallelism: PARALLELISM,
         max_total_per_hour: None,
         max_spend: None,
+        caps: std::collections::BTreeMap::new(),
         max_leases: None,
         interrupt: CancellationToken::new(),
         grace: Millis(1500),

@@ -307,11 +307,14 @@ async fn bind(
     before: Option<Contact>,
 ) -> Result<iroh::Endpoint, EndpointError> {
     if let Some(listen) = config.listen {
-        let wished = config.port.map(|port| SocketAddr::new(listen.ip(), port));
-        if wished.is_some()
-            && let Ok(endpoint) = door::listen(key, relay, wished).await
-        {
-            return Ok(endpoint);
+        // Whoever knows it looks for it where it was.
+        let before = before.filter(|_| listen.port() == 0);
+        let before = before.and_then(|contact| contact.direct.first().map(SocketAddr::port));
+        for port in before.into_iter().chain(config.port) {
+            let wished = Some(SocketAddr::new(listen.ip(), port));
+            if let Ok(endpoint) = door::listen(key, relay, wished).await {
+                return Ok(endpoint);
+            }
         }
         return door::listen(key, relay, Some(listen)).await;
     }

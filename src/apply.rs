@@ -7,6 +7,7 @@
 mod agent_steps;
 mod boot;
 mod bring;
+mod claims;
 mod dates;
 mod doubt;
 mod failover;
@@ -16,19 +17,21 @@ mod leave;
 mod limited;
 mod named;
 mod release;
+mod room;
 mod schedule;
 mod setup;
 mod step;
 pub mod testing;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use secrecy::SecretString;
 use stageline_core::event::Event;
-use stageline_core::id::{Address, Attempt, EndpointKey, Fingerprint, Generation, LeaseId};
+use stageline_core::id::{Address, Attempt, EndpointKey, Fingerprint, Generation, LeaseId, Name};
 use stageline_core::journal::Verb;
 use stageline_core::resource::Cause;
-use stageline_core::topology::SecretRef;
+use stageline_core::topology::{Caps, SecretRef};
 use stageline_core::unit::{MicroDollars, Millis};
 use tokio_util::sync::CancellationToken;
 
@@ -92,6 +95,8 @@ pub struct Options {
     pub max_spend: Option<MicroDollars>,
     /// Machines at once, those that are being ended included; checked again before each launch.
     pub max_leases: Option<u32>,
+    /// Over all topologies on the account of a provider, by its table; counted again around each launch.
+    pub caps: BTreeMap<Name, Caps>,
     /// Fires at the first Ctrl-C: no new step, waits are cut.
     pub interrupt: CancellationToken,
     /// How long running calls may go on after that.

@@ -2,8 +2,10 @@
 //!
 //! Not knowing is an answer of its own and never the same as absence. Nothing is changed here, nothing is written.
 
+pub mod charges;
 mod dates;
 pub mod orphans;
+pub mod room;
 
 pub use dates::dates;
 
@@ -24,7 +26,7 @@ use stageline_core::unit::{Bytes, MicroDollars};
 
 use crate::ambient::Clock;
 use crate::machine::{AgentStatus, Machines, Target, WorkerState, share_fingerprint};
-use crate::provider::{Blind, Machine, MachineStatus, Provider, Providers, same_account};
+use crate::provider::{Blind, Machine, MachineStatus, Provider, Providers, Unseen, same_account};
 
 /// Agents that are asked at once.
 const AGENTS_AT_ONCE: usize = 64;
@@ -67,6 +69,8 @@ pub async fn look(
 /// What one provider answered.
 struct Listed {
     machines: BTreeMap<MachineId, Machine>,
+    /// What is missing among them.
+    unseen: Vec<Unseen>,
     /// Whose they are, asked only when a recorded machine is missing: then all hangs on it.
     account: Result<Option<Account>, Cause>,
 }
@@ -148,8 +152,10 @@ fn look_alike<'a>(
 }
 
 async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<Listed, Cause> {
-    let machines = provider.list().await.map_err(|blind| blind.cause)?;
-    let by_id = machines
+    let view = provider.view().await.map_err(|blind| blind.cause)?;
+    let unseen = view.unseen;
+    let by_id = view
+        .machines
         .into_iter()
         .map(|machine| (machine.id.clone(), machine));
     let machines: BTreeMap<MachineId, Machine> = by_id.collect();
@@ -158,7 +164,11 @@ async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<List
     } else {
         provider.account().await.map_err(|blind| blind.cause)
     };
-    Ok(Listed { machines, account })
+    Ok(Listed {
+        machines,
+        unseen,
+        account,
+    })
 }
 
 /// How long ago a machine was made, at least. In ledger time, so that a wall clock that is set makes no machine of this
@@ -196,8 +206,12 @@ impl Listed {
         others.map(|machine| machine.id.clone()).collect()
     }
 
-    /// Whether what is missing here was made on the account that answered.
+    /// Whether what is missing here was made on the account that answered, and could be seen there.
     fn is_of(&self, held: &LeaseReceipt) -> Result<(), Cause> {
+        let mut unseen = self.unseen.iter();
+        if let Some(part) = unseen.find(|part| part.concerns(held.machine.as_str())) {
+            return Err(part.cause.clone());
+        }
         let Some(made_on) = &held.account else {
             return Ok(());
         };
@@ -401,11 +415,30 @@ pub struct Survivor {
 /// # Errors
 /// The first [`Blind`] answer: what cannot be seen is not gone.
 pub async fn survivors(state: &State, providers: &Providers) -> Result<Vec<Survivor>, Blind> {
+    let (left, mut unseen) = survivors_but(state, providers).await?;
+    match unseen.pop() {
+        None => Ok(left),
+        Some((provider, part)) => Err(Blind {
+            provider,
+            cause: part.cause,
+            retry_after: None,
+        }),
+    }
+}
+
+/// The same, where a part of an account may be missing: these are told. What is recorded in them is not gone by that.
+///
+/// # Errors
+/// The first [`Blind`] answer: what cannot be seen is not gone.
+pub async fn survivors_but(
+    state: &State,
+    providers: &Providers,
+) -> Result<(Vec<Survivor>, Vec<(Name, Unseen)>), Blind> {
+    let (mut left, mut unseen) = (Vec::new(), Vec::new());
     let Some(genesis) = &state.genesis else {
-        return Ok(Vec::new());
+        return Ok((left, unseen));
     };
     let mark = RequestKey::mark(&genesis.lineage);
-    let mut left = Vec::new();
     for (name, provider) in providers.named() {
         let kind = provider.kind();
         let account = provider.account().await?;
@@ -423,7 +456,18 @@ pub async fn survivors(state: &State, providers: &Providers) -> Result<Vec<Survi
                 });
             }
         }
-        let found = provider.find(&mark).await?;
+        let found = if provider.has_parts() {
+            let view = provider.view().await?;
+            unseen.extend(view.unseen.iter().map(|part| (name.clone(), part.clone())));
+            let mut found = view.machines;
+            found.retain(|machine| {
+                let key = machine.request_key.as_ref();
+                key.is_some_and(|key| key.as_str().starts_with(&mark))
+            });
+            found
+        } else {
+            provider.find(&mark).await?
+        };
         left.extend(found.into_iter().map(|machine| Survivor {
             provider: name.clone(),
             account: account.clone(),
@@ -433,5 +477,15 @@ pub async fn survivors(state: &State, providers: &Providers) -> Result<Vec<Survi
     }
     left.sort_by(|a, b| a.machine.id.cmp(&b.machine.id));
     left.dedup_by(|a, b| a.kind == b.kind && a.machine.id == b.machine.id);
-    Ok(left)
+    Ok((left, unseen))
+}
+
+/// Whether something that is recorded could be in a part that cannot be seen.
+pub fn may_hold(state: &State, part: &Unseen) -> bool {
+    state.existing().any(|(address, recorded)| {
+        let held = address.lease().and_then(|lease| state.lease(lease));
+        let held = held.is_some_and(|held| part.concerns(held.machine.as_str()));
+        let mut open = recorded.attempts.values();
+        held || open.any(|open| part.concerns(&open.launch.quote.0))
+    })
 }

@@ -4,18 +4,21 @@
 //! adapter knows nothing of plans, state or journals.
 
 mod account;
+mod charges;
 pub mod command;
 mod doors;
 pub mod http;
 pub mod lambda;
+mod leftover;
 pub mod local;
+mod phase;
 pub mod runpod;
 pub mod sim;
 pub mod ssh;
 pub mod vastai;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +36,9 @@ use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
 pub use account::same_account;
+pub use charges::Charged;
+pub use phase::{AGENT_PHASE, NOT_PULLED, Phase, SSH_PHASE};
+pub use view::{Unseen, View};
 
 use crate::pipeline::endpoint::RelayAccess;
 use crate::ssh::{Login, OwnKey};
@@ -84,58 +90,6 @@ pub struct PhaseLimit {
 
 /// [`Traits::refused_after`] of a provider in a data centre: what it cannot do now it may in a minute.
 pub const REFUSED_AFTER: Duration = Duration::from_secs(120);
-
-/// The phase of a machine that runs and whose agent does not answer yet.
-pub const AGENT_PHASE: &str = "waiting for its agent";
-
-/// The phase of a machine that runs and does not let us in yet.
-pub const SSH_PHASE: &str = "waiting for SSH";
-
-/// A step on a machine's way from create to running.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Phase {
-    /// In the provider's words, always the same for the same phase: `pulling image`.
-    pub name: String,
-    /// How far it is, where the provider says so.
-    pub percent: Option<u8>,
-    /// What is in the way, where that is known: it may change within a phase.
-    pub why: Option<String>,
-}
-
-impl Phase {
-    /// A phase that nobody knows the end of.
-    pub fn new(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            percent: None,
-            why: None,
-        }
-    }
-
-    /// The same, and what is in the way.
-    #[must_use]
-    pub fn because(mut self, why: impl Into<String>) -> Self {
-        self.why = Some(why.into());
-        self
-    }
-
-    /// The same, so many hundredths done.
-    #[must_use]
-    pub fn at(mut self, percent: u8) -> Self {
-        self.percent = Some(percent.min(100));
-        self
-    }
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.percent, &self.why) {
-            (Some(percent), _) => write!(f, "{} {percent} %", self.name),
-            (None, Some(why)) => write!(f, "{} {why}", self.name),
-            (None, None) => f.pad(&self.name),
-        }
-    }
-}
 
 impl Traits {
     /// How long a machine may stay in this phase; none is for as long as the whole boot may take.
@@ -402,6 +356,11 @@ pub trait Provider: Send + Sync {
         false
     }
 
+    /// Whether what costs nothing now goes on doing so, so that a try of it is no risk.
+    fn stays_free(&self) -> bool {
+        self.traits().free
+    }
+
     /// Takes the next turn for a create and says how long it is until then: a create goes out right after its intention
     /// is written down, so that it waits before.
     fn turn(&self) -> Duration {
@@ -453,12 +412,36 @@ pub trait Provider: Send + Sync {
     /// [`Blind`] when the listing is not complete and trusted.
     async fn list(&self) -> Result<Vec<Machine>, Blind>;
 
+    /// Whether parts of the account can be seen without the others: then [`Provider::view`] may lack some.
+    fn has_parts(&self) -> bool {
+        false
+    }
+
+    /// The same as [`Provider::list`], and which parts of the account are missing in it.
+    ///
+    /// # Errors
+    /// [`Blind`] when nothing of it can be trusted.
+    async fn view(&self) -> Result<View, Blind> {
+        Ok(View {
+            machines: self.list().await?,
+            unseen: Vec::new(),
+        })
+    }
+
     /// Every machine with its dates, those included that are over and cost nothing any more, for as long as the provider
     /// tells of them: for the ledger alone. None where it tells no dates.
     ///
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.
     async fn dated(&self) -> Result<Option<Vec<Machine>>, Blind> {
+        Ok(None)
+    }
+
+    /// What it billed for machines of the account since then, by its own word; none where it has no call for that.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn charges(&self, _: Timestamp, _: Timestamp) -> Result<Option<Vec<Charged>>, Blind> {
         Ok(None)
     }
 

@@ -1,6 +1,7 @@
 //! Clouds: our adapter and the real binary against a simulator over HTTP, and the provider's own client against the same
 //! simulator. What a simulator has at the end is what is recorded: nothing beyond it, nothing twice.
 
+mod bill;
 mod command;
 mod cpu_pods;
 pub(crate) mod desk;
@@ -15,6 +16,7 @@ mod official;
 mod private;
 mod pushed;
 mod regions;
+mod room;
 mod runpod;
 mod runpod_clients;
 mod spot;

@@ -14,15 +14,17 @@ use stageline_core::plan::{StepId, unfit};
 use stageline_core::resource::{
     Cause, FailureClass, LeaseLimits, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec,
 };
-use stageline_core::unit::{Bytes, MicroDollars, Millis};
+use stageline_core::unit::{MicroDollars, Millis};
 
-use super::bring::why_not_heard;
+use super::bring::{not_pulled, why_not_heard};
+use super::claims::{held_against, with_claims};
 use super::doubt::{horizon, of_generation};
 use super::lease::reserved;
+use super::room::Counted;
 use super::setup;
 use super::step::{Act, Made, Nudge, Run, Stop, broken, lease_of};
 use crate::machine::{MachineError, Target};
-use crate::provider::{AGENT_PHASE, Machine, MachineStatus, Phase, Provider};
+use crate::provider::{AGENT_PHASE, Machine, MachineStatus, NOT_PULLED, Phase, Provider};
 
 /// Between two looks at a machine that is on its way.
 const POLL: Duration = Duration::from_millis(200);
@@ -347,6 +349,7 @@ impl<'a> Run<'a> {
             Millis::duration,
         );
         let mut told = Duration::ZERO;
+        let mut counted = Counted::default();
         let (mut known, mut phase_since) = (start, (String::new(), start));
         loop {
             if let Some(cause) = self.gang_broken(lease) {
@@ -357,7 +360,8 @@ impl<'a> Run<'a> {
             if !matches!(glance, Ok(Glance::Unlisted)) {
                 known = before;
             }
-            let phase = match glance? {
+            let own = (lease, held);
+            let phase = match self.within_caps(own, provider, &mut counted, glance?).await {
                 Glance::Ready(ready) => return Ok(Ok(*ready)),
                 Glance::Failed(failure) => return Ok(Err(failure)),
                 Glance::Unlisted if before.saturating_sub(known) >= horizon(provider.traits()) => {
@@ -517,6 +521,9 @@ impl<'a> Run<'a> {
 }
 
 fn died(lease: &LeaseId, held: &LeaseReceipt, why: &str) -> Failure {
+    if why.starts_with(NOT_PULLED) {
+        return not_pulled(lease, held, why);
+    }
     let machine = &held.machine;
     let message = format!("{lease}: machine `{machine}` failed: {why}");
     Failure::of_machine(Cause::new(FailureClass::Unknown, message))
@@ -534,32 +541,6 @@ fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, phase: &Phase) -> F
         failure.cause = failure.cause.hint(hint);
     }
     failure
-}
-
-/// What only the provider can know is its claim: where the machine is, whether it may be taken away, and its own fields.
-fn with_claims(measured: Facts, claimed: &Facts) -> Facts {
-    Facts {
-        region: measured.region.or_else(|| claimed.region.clone()),
-        datacenter: measured.datacenter.or_else(|| claimed.datacenter.clone()),
-        host: measured.host.or_else(|| claimed.host.clone()),
-        spot: measured.spot || claimed.spot,
-        extra: claimed.extra.clone(),
-        ..measured
-    }
-}
-
-/// What of the claims is held against a machine. An offer tells all the disk that there is; the machine has what was asked for.
-/// Of a disk that it shares with others nothing is claimed: they write to it meanwhile.
-fn held_against(provider: &dyn Provider, spec: &LeaseSpec, claimed: &Facts) -> Facts {
-    let disk = if provider.shares_disk() {
-        Bytes(0)
-    } else {
-        claimed.disk.min(spec.disk)
-    };
-    Facts {
-        disk,
-        ..claimed.clone()
-    }
 }
 
 /// Measured facts and the billed price against the terms of the provider that sold the machine, which is the planner's

@@ -6,7 +6,7 @@
 use stageline_core::event::Event;
 use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
 use stageline_core::journal::Record;
-use stageline_core::resource::{EngineSpec, LeaseReceipt, Spec};
+use stageline_core::resource::{Cause, EngineSpec, FailureClass, LeaseReceipt, Spec};
 use stageline_core::topology::{AgentSource, AgentWay};
 
 use super::boot::{Failure, Glance};
@@ -112,6 +112,16 @@ impl Run<'_> {
             Spec::Lease(_) | Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Exposure(_) => false,
         })
     }
+}
+
+/// No other host would be let in either: it is the user's to mend, and no host's fault.
+pub(super) fn not_pulled(lease: &LeaseId, held: &LeaseReceipt, why: &str) -> Failure {
+    let message = format!("{lease}: machine `{}` failed: {why}", held.machine);
+    Failure::for_good(Cause::new(FailureClass::Config, message).hint(format!(
+        "see that `image` of offer `{}` is spelled right, and, where it is private, that `registry` there has a login that may \
+         pull it; the machine is being released, and no other one is tried",
+        held.offer
+    )))
 }
 
 /// What may be in the way of a machine that runs and whose agent is not heard.

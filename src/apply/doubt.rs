@@ -12,7 +12,7 @@ use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, Generation, LeaseId, Lineage, MachineId, RequestKey};
 use stageline_core::journal::{Launch, Record};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt};
-use stageline_core::state::OpenAttempt;
+use stageline_core::state::{OpenAttempt, Recorded};
 
 use super::step::{Act, Run, Stop, lease_of};
 use crate::provider::{Machine, MachineStatus, Provider, Traits};
@@ -99,6 +99,10 @@ impl<'a> Run<'a> {
             address: address.clone(),
             attempt,
             until,
+            free: !self.state(|state| {
+                let recorded = state.resources.get(address);
+                recorded.is_none_or(Recorded::may_bill)
+            }),
         });
         let mut seen = Duration::ZERO;
         loop {
@@ -129,6 +133,13 @@ impl<'a> Run<'a> {
         }
     }
 
+    fn doubt(&self, address: &Address) -> &'static str {
+        self.state(|state| {
+            let recorded = state.resources.get(address);
+            recorded.map_or("unresolved, may bill", Recorded::unresolved)
+        })
+    }
+
     /// Records once more why a try stays open.
     async fn still_in_doubt(
         &self,
@@ -139,8 +150,10 @@ impl<'a> Run<'a> {
         let cause = Cause::new(
             cause.class,
             format!(
-                "{}: unresolved, may bill: {}",
-                act.step.address, cause.message
+                "{}: {}: {}",
+                act.step.address,
+                self.doubt(&act.step.address),
+                cause.message
             ),
         )
         .hint(cause.hint.unwrap_or_else(|| {

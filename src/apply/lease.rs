@@ -128,6 +128,8 @@ impl<'a> Run<'a> {
                 (provider, account.clone()),
                 &quote,
             )?;
+            let counted = self.count_room(&launch, provider).await;
+            counted.map_err(Stop::Refused)?;
             match self.no_room(lease, &launch) {
                 None => return Ok((quote, launch)),
                 Some(cause) => self.wait_for_room(act, lease, &launch, cause).await?,
@@ -335,7 +337,8 @@ impl<'a> Run<'a> {
             return Err(Stop::Refused(cause));
         }
         let own = (lease.clone(), launch.attempt);
-        self.reserving.borrow_mut().insert(own, launch.reservation);
+        let reserved = (launch.provider.clone(), launch.reservation);
+        self.reserving.borrow_mut().insert(own, reserved);
         Ok(())
     }
 
@@ -354,6 +357,10 @@ impl<'a> Run<'a> {
                 Cause::new(FailureClass::Money, message)
                     .hint("`stageline destroy` or the next apply goes on releasing them"),
             );
+        }
+        let own = (lease.clone(), launch.attempt);
+        if let Some(cause) = self.no_room_on_account(&own, launch) {
+            return Some(cause);
         }
         let (total, most) = (self.options.max_total_per_hour, self.options.max_leases);
         if total.is_none() && most.is_none() {
@@ -390,7 +397,7 @@ impl<'a> Run<'a> {
             let again = open(&own).map_or(0, |open| open.launch.reservation.0);
             let mut sum = state.committed_per_hour().0.saturating_sub(again);
             let mut machines = usize::from(open(&own).is_none());
-            for (_, more) in pending {
+            for (_, (_, more)) in pending {
                 sum = sum.saturating_add(more.0);
                 machines += 1;
             }
@@ -451,7 +458,7 @@ pub(super) fn reserved(
     ceiling: Option<MicroDollars>,
     price: MicroDollars,
 ) -> MicroDollars {
-    match (provider.traits().free, price) {
+    match (provider.stays_free(), price) {
         (true, MicroDollars::ZERO) => MicroDollars::ZERO,
         (_, price) => ceiling.unwrap_or(price).max(price),
     }

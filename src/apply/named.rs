@@ -31,10 +31,20 @@ impl Run<'_> {
         lineage: &Lineage,
     ) -> Result<Vec<Machine>, Blind> {
         let own = Address::Lease(lease.clone());
-        let mut found = provider.find(&RequestKey::prefix(lineage, &own)).await?;
         let born = Address::Lease(self.made_for(lease));
-        if born != own {
-            found.extend(provider.find(&RequestKey::prefix(lineage, &born)).await?);
+        let prefixes = [&own, &born].map(|address| RequestKey::prefix(lineage, address));
+        let mut found = Vec::new();
+        if provider.has_parts() {
+            found = self.seen_for(provider, lease).await?;
+            found.retain(|machine| {
+                let key = machine.request_key.as_ref();
+                key.is_some_and(|key| prefixes.iter().any(|it| key.as_str().starts_with(it)))
+            });
+        } else {
+            found.extend(provider.find(&prefixes[0]).await?);
+            if born != own {
+                found.extend(provider.find(&prefixes[1]).await?);
+            }
         }
         let held = self.state(|state| state.lease(lease).map(|held| held.machine.clone()));
         self.is_of_account(provider, lease, &found).await?;
@@ -46,6 +56,33 @@ impl Run<'_> {
                 })
         });
         Ok(found)
+    }
+
+    /// Every machine that can be seen, where no machine of this lease could be in a part that is missing: each of its tries says
+    /// where it went.
+    pub async fn seen_for(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+    ) -> Result<Vec<Machine>, Blind> {
+        let view = provider.view().await?;
+        let name: Name = provider.kind().parse().expect("a kind is a name");
+        let places = self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()));
+            let open = recorded.into_iter().flat_map(|r| r.attempts.values());
+            let mut places: Vec<String> = Vec::new();
+            for open in open {
+                places.push(open.launch.quote.0.clone());
+                let left = open.leaving.as_ref();
+                places.extend(left.map(|left| left.machine.to_string()));
+            }
+            let held = state.lease(lease);
+            places.extend(held.map(|held| held.machine.to_string()));
+            places
+        });
+        view.but(&name, |part| {
+            places.iter().any(|place| part.concerns(place))
+        })
     }
 
     /// Whose account answers, if it is not the one that a machine of this lease was made on and it lists none of them. Nothing

@@ -17,7 +17,7 @@ use stageline_core::unit::Millis;
 use super::doubt::{POLL, blind, horizon, of_generation};
 use super::step::{Act, Made, Run, Stop, lease_of};
 use crate::observe;
-use crate::provider::{Machine, MachineStatus, Provider, Released};
+use crate::provider::{Blind, Machine, MachineStatus, Provider, Released};
 
 /// How long the provider may go on listing a machine that it agreed to end.
 pub(super) const GONE_WITHIN: Millis = Millis::minutes(10);
@@ -369,20 +369,22 @@ impl<'a> Run<'a> {
         let start = self.effects.clock.boottime();
         loop {
             let trouble = match provider.release(machine).await {
-                Ok(Released::Accepted | Released::Unknown) => match provider.list().await {
-                    Ok(machines) if machines.iter().any(|other| other.id == *machine) => None,
-                    Ok(machines) => {
-                        let lease = lease_of(act.step)?;
-                        let told = self
-                            .is_of_account(provider.as_ref(), lease, &machines)
-                            .await;
-                        match told {
-                            Ok(()) => return Ok(()),
-                            Err(error) => Some(error.cause),
+                Ok(Released::Accepted | Released::Unknown) => {
+                    match without(provider, machine).await {
+                        Ok(machines) if machines.iter().any(|other| other.id == *machine) => None,
+                        Ok(machines) => {
+                            let lease = lease_of(act.step)?;
+                            let told = self
+                                .is_of_account(provider.as_ref(), lease, &machines)
+                                .await;
+                            match told {
+                                Ok(()) => return Ok(()),
+                                Err(error) => Some(error.cause),
+                            }
                         }
+                        Err(error) => Some(error.cause),
                     }
-                    Err(error) => Some(error.cause),
-                },
+                }
                 Err(cause) => Some(cause),
             };
             let watched = self.effects.clock.boottime().saturating_sub(start);
@@ -393,6 +395,13 @@ impl<'a> Run<'a> {
             self.pause(POLL).await?;
         }
     }
+}
+
+/// A listing that tells whether this machine is there.
+async fn without(provider: &Arc<dyn Provider>, machine: &MachineId) -> Result<Vec<Machine>, Blind> {
+    let name = provider.kind().parse().expect("a kind is a name");
+    let view = provider.view().await?;
+    view.but(&name, |part| part.concerns(machine.as_str()))
 }
 
 /// What is in the way, and for how long that is put up with.

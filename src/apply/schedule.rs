@@ -111,6 +111,7 @@ fn begin<'a>(
         effects,
         options,
         reserving: RefCell::default(),
+        rooms: RefCell::default(),
         placing: RefCell::default(),
         sightings: RefCell::default(),
         same_accounts: RefCell::default(),

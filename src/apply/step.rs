@@ -8,15 +8,16 @@ use std::time::Duration;
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, Generation, JournalNumber, LeaseId, Name};
 use stageline_core::journal::{Launch, Record, Verb};
-use stageline_core::plan::{Change, Plan, Spot, Step, StepId};
+use stageline_core::plan::{Change, Plan, Room, Spot, Step, StepId};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome, Receipt, Spec};
 use stageline_core::state::State;
-use stageline_core::unit::{MicroDollars, Millis, Timestamp};
+use stageline_core::unit::{Millis, Timestamp};
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
 use super::gang::Gang;
+use super::room::Reserving;
 use super::{Effects, Keys, Options};
 use crate::machine::{Machines, Target};
 use crate::store::{AppendError, Journal};
@@ -59,7 +60,9 @@ pub(super) struct Run<'a> {
     pub effects: &'a Effects,
     pub options: &'a Options,
     /// Reservations of launches that are being appended and are not in the state yet.
-    pub reserving: RefCell<BTreeMap<(LeaseId, Attempt), MicroDollars>>,
+    pub reserving: RefCell<BTreeMap<(LeaseId, Attempt), Reserving>>,
+    /// What others have on accounts with caps, as counted last.
+    pub rooms: RefCell<BTreeMap<Name, Room>>,
     /// Where machines that are being rented would be.
     pub placing: RefCell<BTreeMap<LeaseId, Spot>>,
     /// When machines that are being released were there for sure, last.

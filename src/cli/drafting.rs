@@ -154,14 +154,7 @@ pub(crate) async fn apply(
         [] => Cow::Borrowed(&loaded.state),
         edits => Cow::Owned(loaded.state.after(edits).map_err(surgery)?),
     };
-    let sellers = Sellers {
-        topology: Some(&project.topology),
-        state: &state,
-        place: &project.place,
-        folder: &project.folder,
-        clock,
-    };
-    let providers = sellers.providers()?;
+    let providers = sellers(project, &state, clock).providers()?;
     let (markets, volumes) = markets(&project.topology, &providers).await;
     usable(&markets)?;
     let asked = |name: &Name| markets.contains_key(name);
@@ -190,7 +183,8 @@ pub(crate) async fn apply(
     let watcher = fresh_watcher(store, clock).await?;
     let chosen = narrow.chosen(&desired, &state).map_err(fail)?;
     desired.fall_back(&state, &chosen.replace);
-    let options = options(project, narrow, chosen, watcher.is_some(), clock);
+    let mut options = options(project, narrow, chosen, watcher.is_some(), clock);
+    options.rooms = observe::room::rooms(&project.topology, &state, &providers).await;
     let draft = Draft {
         desired: &desired,
         recorded: &state,
@@ -209,6 +203,17 @@ pub(crate) async fn apply(
         plan.id = plan.digest();
     }
     Ok(Drafted { plan, loaded })
+}
+
+/// Who sells, and who sold what is recorded.
+fn sellers<'a>(project: &'a Project, state: &'a State, clock: &'a SharedClock) -> Sellers<'a> {
+    Sellers {
+        topology: Some(&project.topology),
+        state,
+        place: &project.place,
+        folder: &project.folder,
+        clock,
+    }
 }
 
 fn options(
@@ -230,6 +235,7 @@ fn options(
         watched,
         renew: chosen.renew,
         boot: clock.boot_point(),
+        rooms: BTreeMap::new(),
     }
 }
 
@@ -357,6 +363,7 @@ pub(crate) fn ending(
         watched: false,
         renew: Renew::Nothing,
         boot: clock.boot_point(),
+        rooms: BTreeMap::new(),
     };
     let draft = Draft {
         desired: &desired,

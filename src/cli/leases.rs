@@ -77,10 +77,10 @@ fn held(state: &State) -> impl Iterator<Item = Line> + '_ {
         let status = match held {
             Some(held) if held.ready.is_some() => "ready".to_owned(),
             Some(_) => "up, its agent was not heard yet".to_owned(),
-            None => "unresolved, may bill".to_owned(),
+            None => recorded.unresolved().to_owned(),
         };
         let status = match (held, recorded.is_unresolved()) {
-            (Some(_), true) => format!("{status}; an earlier try is unresolved and may bill"),
+            (Some(_), true) => format!("{status}; an earlier try is {}", recorded.unresolved()),
             (_, _) => status,
         };
         Some(Line {

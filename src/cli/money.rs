@@ -1,11 +1,13 @@
 //! What leases cost so far, for people: by the ledger of the state, with what is uncertain said.
 
-use stageline_core::id::LeaseId;
+use stageline_core::id::{LeaseId, Name};
 use stageline_core::resource::Told;
-use stageline_core::state::{Ledger, State};
+use stageline_core::state::{Ledger, Spent, State};
 
 use super::console::Console;
 use crate::ambient::Clock;
+use crate::observe::charges::{self, Bill};
+use crate::provider::Providers;
 
 /// Leases that are told one by one; of more only the sum.
 const LEASES_MAX: usize = 10;
@@ -37,6 +39,37 @@ pub(crate) fn total(ledger: &Ledger) -> Option<String> {
         ""
     };
     Some(format!("{total} spent{since}{why}"))
+}
+
+/// Says what providers billed by their own word, beside the ledger: a bill comes late, and what it lacks is an estimate.
+pub(crate) async fn bills(state: &State, providers: &Providers, clock: &dyn Clock) -> Vec<String> {
+    let bills = charges::bills(state, providers, clock.now()).await;
+    let lines = bills.into_iter().map(|(provider, bill)| match bill {
+        Ok(bill) => told(&provider, &bill),
+        Err(cause) => format!(
+            "what provider `{provider}` billed cannot be told: {}; all of it is an estimate by prices and times",
+            cause.message
+        ),
+    });
+    lines.collect()
+}
+
+fn told(provider: &Name, bill: &Bill) -> String {
+    let Some(to) = bill.to else {
+        return format!(
+            "provider `{provider}` has billed nothing of it yet; {} is an estimate by prices and times",
+            Spent::exactly(bill.estimated)
+        );
+    };
+    let machines = match bill.machines {
+        1 => "1 machine".to_owned(),
+        n => format!("{n} machines"),
+    };
+    format!(
+        "billed by provider `{provider}` itself: {} for {machines}, up to {to:.0}; estimated since: {}",
+        Spent::exactly(bill.amount),
+        Spent::exactly(bill.estimated)
+    )
 }
 
 /// Says what each lease cost, when they are few, and the sum.

@@ -70,6 +70,11 @@ impl Orphans {
             console.line(note);
         }
         let chosen = self.choose(&survey)?;
+        let chosen = if self.adopt {
+            self.adoptable(chosen)?
+        } else {
+            chosen
+        };
         let shown: Vec<&Orphan> = match (self.names.is_empty(), self.adopt || self.release) {
             (true, false) => survey.found.orphans.iter().collect(),
             (_, _) => chosen.clone(),
@@ -103,6 +108,23 @@ impl Orphans {
             runtime.block_on(end::all(&scene, &survey.own, &ids, console))?
         };
         Ok(exit.max_of(blind))
+    }
+
+    /// What may be adopted: only machines are held by leases. What else was named is refused before anything is done.
+    fn adoptable<'a>(&self, mut chosen: Vec<&'a Orphan>) -> Result<Vec<&'a Orphan>, Failure> {
+        for orphan in &chosen {
+            let id = orphan.id();
+            if let Some(what) = orphan.machine.leftover().filter(|_| !self.names.is_empty()) {
+                return Err(Failure::user(format!(
+                    "{id} is {what} and no machine: a lease cannot hold it, so it cannot be adopted"
+                ))
+                .hint(format!(
+                    "nothing needs it without its machine; `stageline orphans --release {id}` removes it"
+                )));
+            }
+        }
+        chosen.retain(|orphan| orphan.machine.leftover().is_none());
+        Ok(chosen)
     }
 
     /// What is meant. Without a name it is what is surely this state's own.

@@ -198,8 +198,9 @@ impl Shared {
                 let next = if *goes_on { "; the next offer follows" } else { "" };
                 Some(format!("{text}\n  {label} machine {machine}: it is being released{next}"))
             }
-            Event::Settling { address, attempt, until } => Some(format!(
-                "{address}: try {attempt} is unresolved and may bill; watching the provider's listing until {until:.0}"
+            Event::Settling { address, attempt, until, free } => Some(format!(
+                "{address}: try {attempt} is unresolved{}; watching the provider's listing until {until:.0}",
+                if *free { "" } else { " and may bill" }
             )),
             Event::MachineFound { address, machine, kept } => {
                 let fate = if *kept { "it is kept" } else { "it is released" };

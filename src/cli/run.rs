@@ -1,5 +1,6 @@
 //! Carries a plan out: lock, begin, run, end, and the last words.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use stageline_core::event::Event;
@@ -7,7 +8,7 @@ use stageline_core::id::{Address, LeaseId, Lineage, Name, WriterId};
 use stageline_core::plan::{Mode, Plan, Start, Verdict, is_protected, may_apply};
 use stageline_core::resource::{LeaseSpec, Terms};
 use stageline_core::state::State;
-use stageline_core::topology::Topology;
+use stageline_core::topology::{Caps, Topology};
 use stageline_core::unit::{MicroDollars, Millis};
 
 use tokio_util::sync::CancellationToken;
@@ -25,6 +26,7 @@ use crate::machine::Machines;
 use crate::machine::client::AgentClient;
 use crate::observe;
 use crate::pipeline::endpoint::RelayAccess;
+use crate::provider::Unseen;
 use crate::store::{
     Acquired, AppendError, Begin, First, HEARTBEAT, Holder, Identity, Journal, Lock, Store, Writer,
     fresh_watcher,
@@ -130,16 +132,7 @@ async fn locked(
         clock: clock.clone(),
         events: reporter.sink(),
     };
-    let options = Options {
-        parallelism: job.parallelism,
-        max_total_per_hour: job
-            .topology
-            .and_then(|topology| topology.limits.max_total_per_hour),
-        max_spend: job.topology.and_then(|topology| topology.limits.max_spend),
-        max_leases: job.topology.and_then(|topology| topology.limits.max_leases),
-        interrupt,
-        grace: GRACE,
-    };
+    let options = options(job, interrupt);
     let done = journal.with_state(|state| state.run.as_ref().map_or(0, |run| run.steps_done.len()));
     (effects.events)(Event::RunBegan {
         plan: job.plan.id,
@@ -158,6 +151,29 @@ async fn locked(
     }
     let state = journal.with_state(Clone::clone);
     conclude(job, &summary, &state, &providers, clock, console).await
+}
+
+/// How the run is steered: by what was asked for, and by the caps of the file.
+fn options(job: &Job<'_>, interrupt: CancellationToken) -> Options {
+    Options {
+        parallelism: job.parallelism,
+        max_total_per_hour: job
+            .topology
+            .and_then(|topology| topology.limits.max_total_per_hour),
+        max_spend: job.topology.and_then(|topology| topology.limits.max_spend),
+        max_leases: job.topology.and_then(|topology| topology.limits.max_leases),
+        caps: job.topology.map(caps).unwrap_or_default(),
+        interrupt,
+        grace: GRACE,
+    }
+}
+
+/// What may be on the account of each provider.
+fn caps(topology: &Topology) -> BTreeMap<Name, Caps> {
+    let all = topology.providers.iter();
+    all.filter(|(_, provider)| !provider.caps.is_none())
+        .map(|(name, provider)| (name.clone(), provider.caps))
+        .collect()
 }
 
 /// What was left to a watcher is not rented when none runs any more.
@@ -320,16 +336,15 @@ pub(crate) async fn proven(
     console: &Console,
 ) -> Result<Exit, Failure> {
     let look = async || {
-        observe::survivors(state, providers).await.map_err(|blind| {
-            Failure::new(Exit::Doubt, blind.to_string()).hint(
+        observe::survivors_but(state, providers)
+            .await
+            .map_err(|blind| {
+                Failure::new(Exit::Doubt, blind.to_string()).hint(
                 "nothing is proven; mend access to the account and run `stageline destroy` again",
             )
-        })
+            })
     };
-    money::tell(
-        &money::ledger(state, clock.as_ref(), |_| false, &[]),
-        console,
-    );
+    costs(state, providers, clock, console).await;
     let recorded = |id: &stageline_core::id::MachineId| {
         if state.disowned.contains_key(id) {
             return true;
@@ -339,7 +354,7 @@ pub(crate) async fn proven(
             .filter_map(|lease| state.lease(lease))
             .any(|held| held.machine == *id)
     };
-    let mut left = look().await?;
+    let (mut left, mut unseen) = look().await?;
     for survivor in left
         .iter()
         .filter(|survivor| !recorded(&survivor.machine.id))
@@ -357,10 +372,11 @@ pub(crate) async fn proven(
         }
     }
     if !left.is_empty() {
-        left = look().await?;
+        (left, unseen) = look().await?;
     }
     let given_up = given_up(&left, state, console);
     by_word_only(providers, console);
+    not_seen(&unseen, state, console);
     if left.is_empty() && state.is_empty() {
         console.say(&format!(
             "{}: 0 left at providers, verified at {:.0}; 0 items on platforms we do not control",
@@ -385,6 +401,32 @@ pub(crate) async fn proven(
     } else {
         Exit::Done
     })
+}
+
+/// Says which parts of accounts could not be seen, where nothing recorded is in them.
+fn not_seen(unseen: &[(Name, Unseen)], state: &State, console: &Console) {
+    for (name, part) in unseen {
+        let what = if observe::may_hold(state, part) {
+            "what is recorded there stays recorded"
+        } else {
+            "nothing recorded is there"
+        };
+        console.line(&format!(
+            "{} of provider `{name}` cannot be seen: {}; {what}",
+            part.part, part.cause.message
+        ));
+    }
+}
+
+/// Says what it cost: by the ledger, and by the word of those who bill.
+async fn costs(state: &State, providers: &Providers, clock: &SharedClock, console: &Console) {
+    money::tell(
+        &money::ledger(state, clock.as_ref(), |_| false, &[]),
+        console,
+    );
+    for line in money::bills(state, providers, clock.as_ref()).await {
+        console.say(&line);
+    }
 }
 
 /// Says whose machines are not proven gone by a listing of their provider's own.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use stageline_core::id::{Address, LeaseId, Name};
 use stageline_core::plan::taken_away;
 use stageline_core::resource::{Receipt, Spec};
-use stageline_core::state::{BadHost, Ledger, Observed, Seen, State};
+use stageline_core::state::{BadHost, Ledger, Observed, Recorded, Seen, State};
 use stageline_core::topology::OnInterrupt;
 
 use super::console::Console;
@@ -29,6 +29,9 @@ struct Report {
     per_hour: String,
     /// What each lease cost so far, and all of them.
     spent: Ledger,
+    /// What providers billed, by their own word.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    billed: Vec<String>,
     healthy: bool,
     /// Where machines failed: no plan takes that for a week.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -110,6 +113,7 @@ impl Status {
                 resources,
                 per_hour: state.committed_per_hour().to_string(),
                 spent: money::ledger(&state, clock.as_ref(), alive, &told),
+                billed: money::bills(&state, &providers, clock.as_ref()).await,
                 healthy,
                 avoided: state.bad_at(clock.now()).cloned().collect(),
             })
@@ -247,18 +251,19 @@ fn chain(name: &Name, lines: &[Line], health: Health, detail: String) -> (Health
 }
 
 fn lease(state: &State, observed: &Observed, agents: &Agents, lease: &LeaseId) -> (Health, String) {
+    let recorded = state.resources.get(&Address::Lease(lease.clone()));
+    let doubt = recorded.map_or("unresolved, may bill", Recorded::unresolved);
     let Some(held) = state.lease(lease) else {
         return (
             Health::Unknown,
-            "unresolved, may bill; `stageline apply` resolves it".to_owned(),
+            format!("{doubt}; `stageline apply` resolves it"),
         );
     };
     let (machine, price) = (&held.machine, held.price_per_hour);
-    let recorded = state.resources.get(&Address::Lease(lease.clone()));
-    let doubt = if recorded.is_some_and(stageline_core::state::Recorded::is_unresolved) {
-        ", an earlier try is unresolved and may bill"
+    let doubt = if recorded.is_some_and(Recorded::is_unresolved) {
+        format!(", an earlier try is {doubt}")
     } else {
-        ""
+        String::new()
     };
     let what = format!("machine {machine}, {price}/h{doubt}");
     match observed.leases.get(lease) {
@@ -407,6 +412,9 @@ fn text(report: &Report, console: &Console) -> String {
     text.push_str(&format!("{} per hour\n", report.per_hour));
     if let Some(total) = money::total(&report.spent) {
         text.push_str(&format!("{total}\n"));
+    }
+    for line in &report.billed {
+        text.push_str(&format!("{line}\n"));
     }
     if let Some(lock) = &report.at_work {
         text.push_str(&format!("{lock}\n"));

@@ -13,7 +13,7 @@ use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::look_alike;
 use crate::ambient::Clock;
-use crate::provider::{Blind, Machine, Provider, Providers};
+use crate::provider::{Blind, Machine, Provider, Providers, Unseen};
 
 /// What one provider answered.
 pub struct Listing {
@@ -27,12 +27,14 @@ pub struct Listing {
     pub at: Timestamp,
     /// Every machine of the account.
     pub machines: Result<Vec<Machine>, Blind>,
+    /// What is missing among them.
+    pub unseen: Vec<Unseen>,
 }
 
 impl Listing {
     /// Whether it is all that there is: a provider may be silent, or see only what was made from here.
     pub fn is_whole(&self) -> bool {
-        self.machines.is_ok() && self.provider.traits().sees_account
+        self.machines.is_ok() && self.unseen.is_empty() && self.provider.traits().sees_account
     }
 }
 
@@ -122,9 +124,13 @@ pub struct Found {
 pub async fn list(providers: &Providers, clock: &dyn Clock) -> Vec<Listing> {
     let asked = providers.named().map(|(name, provider)| async move {
         // Whose account it is comes first: a listing of an unknown account proves nothing.
-        let (account, machines) = match provider.account().await {
-            Ok(account) => (account, provider.list().await),
+        let (account, view) = match provider.account().await {
+            Ok(account) => (account, provider.view().await),
             Err(blind) => (None, Err(blind)),
+        };
+        let (machines, unseen) = match view {
+            Ok(view) => (Ok(view.machines), view.unseen),
+            Err(blind) => (Err(blind), Vec::new()),
         };
         Listing {
             name,
@@ -132,6 +138,7 @@ pub async fn list(providers: &Providers, clock: &dyn Clock) -> Vec<Listing> {
             account,
             at: clock.now(),
             machines,
+            unseen,
         }
     });
     futures::future::join_all(asked).await

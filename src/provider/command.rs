@@ -418,6 +418,11 @@ impl Provider for CommandProvider {
         &self.traits
     }
 
+    /// What is claimed stays; what a program says of prices may change.
+    fn stays_free(&self) -> bool {
+        self.settings.programs.price.is_none()
+    }
+
     async fn search(&self, _: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {
         let offers = self.settings.offers.iter();
         let asked = offers.map(|(offer, claims)| self.offered(offer, claims, disk));

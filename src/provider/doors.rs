@@ -17,6 +17,14 @@ use super::{Bring, Brought};
 use crate::agent::OwnEnd;
 use crate::ssh::{BUILD_ONE, Host, HostKey, Login, Means, Measured, OwnKey, Place};
 
+/// A command for the boot of a machine: it starts every agent again that was pushed there, and nothing where none was yet. `run` runs the
+/// script `$A`, as its user.
+pub(super) fn again(home: &str, run: &str) -> String {
+    format!(
+        "for A in {home}/.stageline/*/machines/*/again; do [ -f \"$A\" ] && {run}; done; true\n"
+    )
+}
+
 /// Ways in to the machines of one account.
 pub(super) struct Doors {
     means: Means,

@@ -10,8 +10,10 @@
 //! pods carries. A pod ends itself by its limits, with the key that RunPod hands it for itself.
 
 mod boot;
+mod charges;
 mod cpu;
 mod offer;
+mod pulls;
 mod push;
 mod registry;
 mod wire;
@@ -20,7 +22,7 @@ mod wire;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,13 +34,13 @@ use stageline_core::offer::{INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Su
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::retry::Effect;
 use stageline_core::topology::{AgentSource, AgentWay};
-use stageline_core::unit::Bytes;
+use stageline_core::unit::{Bytes, Timestamp};
 
 use super::doors::Doors;
 use super::http::{Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, text};
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, PhaseLimit, Provider,
+    AGENT_PHASE, Blind, Bring, Brought, Charged, CreateRequest, Machine, PhaseLimit, Provider,
     REFUSED_AFTER, Released, SSH_PHASE, Traits,
 };
 use crate::ssh::{Login, OwnKey};
@@ -76,9 +78,10 @@ pub struct Runpod {
     released: Recent,
     known: push::Known,
     doors: Doors,
-    registries: registry::Registries,
     /// The pools of types of GPUs, as far as the catalogue has told them: a pod does not say its own.
     pools: Mutex<BTreeMap<String, String>>,
+    credentials: Shared<Arc<Vec<registry::Credential>>>,
+    pulls: pulls::Pulls,
 }
 
 impl Runpod {
@@ -96,8 +99,9 @@ impl Runpod {
             released: Recent::default(),
             known: push::Known::default(),
             doors,
-            registries: registry::Registries::default(),
             pools: Mutex::default(),
+            credentials: Shared::new(),
+            pulls: pulls::Pulls::default(),
         }
     }
 
@@ -120,7 +124,6 @@ impl Runpod {
             let answer = self.api.read(call).await?;
             let pods = wire::rows(&answer.body, "pods")?;
             self.whose(pods)?;
-            self.registries.note(pods);
             self.known.note(pods);
             let machines = wire::machines(pods, self.settings.relay.as_deref());
             machines.map(|machines| self.with_pools(machines))
@@ -384,18 +387,16 @@ impl Provider for Runpod {
         let body = self.reachable().and(ready).and(account);
         let api = self.settings.url.as_deref().unwrap_or(URL);
         let disk = gigabytes(request.disk);
-        let _hold = self.registries.hold().await;
-        let body = match (body, self.let_in(&request).await) {
-            (Ok(on), Ok(registry)) => {
-                let body = boot::body(&request, disk, (&on, api));
-                body.map(|body| registry::with(body, registry))
-            }
-            (Err(cause), _) | (Ok(_), Err(cause)) => Err(cause),
-        };
+        let body = body.and_then(|on| boot::body(&request, disk, (&on, api)));
         let body = match body {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),
         };
+        let login = match self.let_in(&request).await {
+            Ok(login) => login,
+            Err(outcome) => return outcome,
+        };
+        let body = registry::with(body, login.as_ref());
         let call = Call {
             timeout: self.traits.request_timeout,
             ..Call::send(Method::POST, "/v2/pods", REQUESTS, body)
@@ -412,7 +413,7 @@ impl Provider for Runpod {
                 }
             },
             Err(fault) => match fault.effect {
-                Effect::None => Outcome::Refused(wire::refused(fault)),
+                Effect::None => self.withdrawn(login.as_ref(), wire::refused(fault)).await,
                 Effect::Possible => Outcome::InDoubt(fault.cause),
             },
         }
@@ -421,8 +422,14 @@ impl Provider for Runpod {
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
         let all = self.all(Duration::ZERO).await;
         let all = all.map_err(|fault| self.blind(fault))?;
-        self.remove_unused().await;
-        Ok(all)
+        let left = self.left_over(&all).await;
+        let left = left.map_err(|fault| self.blind(fault))?;
+        Ok(all.into_iter().chain(left).collect())
+    }
+
+    async fn charges(&self, since: Timestamp, _: Timestamp) -> Result<Option<Vec<Charged>>, Blind> {
+        let charged = self.charged(since).await;
+        charged.map_err(|fault| self.blind(fault))
     }
 
     fn brings(&self) -> bool {
@@ -442,12 +449,23 @@ impl Provider for Runpod {
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
+        let left = self.left(id).await;
+        if let Some(left) = left.map_err(|fault| self.blind(fault))? {
+            return Ok(Some(left));
+        }
         let all = self.all(LOOK_AGE).await;
         let all = all.map_err(|fault| self.blind(fault))?;
-        Ok(all.into_iter().find(|machine| machine.id == *id))
+        let found = all.into_iter().find(|machine| machine.id == *id);
+        Ok(match found {
+            Some(pod) => Some(self.with_its_pull(pod).await),
+            None => None,
+        })
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {
+        if let Some(released) = self.release_credential(id).await {
+            return released;
+        }
         if self.released.just_taken(&self.api, id) {
             return Ok(Released::Accepted);
         }

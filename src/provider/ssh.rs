@@ -2,7 +2,7 @@
 //!
 //! Who has a host is written on the host itself, at once or not at all, so that it outlives whoever took it and others see it. What
 //! always holds: a machine is there while its mark or one of its processes is; it is given back by ending these, and by looking again.
-//! A host that cannot be asked makes a listing blind, and is never free. A host is sent nothing secret before its key is on record. It
+//! A host that cannot be asked is missing in a view, and is never free; what cannot be on it does not wait for it. A host is sent nothing secret before its key is on record. It
 //! refuses to touch a mark that is not of the machine it is asked about.
 
 mod bring;
@@ -29,7 +29,7 @@ pub use self::hosts::{OwnHost, recorded_host};
 use crate::ambient::{SharedClock, crash_point};
 use crate::provider::{
     AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, PhaseLimit,
-    Provider, Released, Traits,
+    Provider, Released, Traits, Unseen, View,
 };
 use crate::ssh::{Claimed, Ended, Login, Mark, Means, Place, Seen, SshError};
 
@@ -247,14 +247,24 @@ impl SshProvider {
         }
     }
 
-    async fn everywhere(&self) -> Result<Vec<Machine>, Cause> {
+    /// Each host by itself: one that cannot be asked hides no other one.
+    async fn everywhere(&self) -> View {
         let asked = self
             .desks
             .iter()
             .map(|desk| self.machines(desk, Duration::ZERO));
         let answers = futures::future::join_all(asked).await;
-        let machines: Result<Vec<Vec<Machine>>, Cause> = answers.into_iter().collect();
-        Ok(machines?.into_iter().flatten().collect())
+        let mut view = View::default();
+        for (desk, answer) in self.desks.iter().zip(answers) {
+            match answer {
+                Ok(machines) => view.machines.extend(machines),
+                Err(cause) => view.unseen.push(Unseen {
+                    part: desk.host.place().to_string(),
+                    cause,
+                }),
+            }
+        }
+        view
     }
 
     /// Takes a host.
@@ -389,6 +399,18 @@ impl Provider for SshProvider {
         false
     }
 
+    fn stays_free(&self) -> bool {
+        true
+    }
+
+    fn has_parts(&self) -> bool {
+        true
+    }
+
+    async fn view(&self) -> Result<View, Blind> {
+        Ok(self.everywhere().await)
+    }
+
     /// A host that does not answer cannot be had, as long as another one does.
     async fn search(&self, _: &Requirement, _: Bytes) -> Result<Vec<Quote>, Blind> {
         let asked = self
@@ -479,7 +501,8 @@ impl Provider for SshProvider {
     }
 
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
-        self.everywhere().await.map_err(|cause| self.blind(cause))
+        // All of it: who asks so draws conclusions from what is not there.
+        self.everywhere().await.but(&self.settings.name, |_| true)
     }
 
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {

@@ -7,6 +7,7 @@
 //! the same is a machine like every other, and dead. It refuses to send the account's key to a machine.
 
 mod boot;
+mod charges;
 mod offer;
 mod push;
 mod wire;
@@ -24,7 +25,7 @@ use stageline_core::id::MachineId;
 use stageline_core::offer::{Quote, QuoteId, Requirement, Volume};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
 use stageline_core::topology::{AgentSource, AgentWay};
-use stageline_core::unit::{Bytes, MicroDollars};
+use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 use tokio::sync::OnceCell;
 
 use self::offer::Buy;
@@ -32,7 +33,7 @@ use super::doors::Doors;
 use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, only, whole};
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, PhaseLimit, Provider,
+    AGENT_PHASE, Blind, Bring, Brought, Charged, CreateRequest, Machine, PhaseLimit, Provider,
     REFUSED_AFTER, Released, SSH_PHASE, Traits,
 };
 use crate::ssh::{Login, OwnKey};
@@ -399,6 +400,15 @@ impl Provider for Vastai {
     async fn list(&self) -> Result<Vec<Machine>, Blind> {
         let all = self.all(Duration::ZERO).await;
         all.map_err(|fault| self.blind(fault))
+    }
+
+    async fn charges(
+        &self,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> Result<Option<Vec<Charged>>, Blind> {
+        let charged = self.charged(since, now).await;
+        charged.map(Some).map_err(|fault| self.blind(fault))
     }
 
     fn brings(&self) -> bool {

@@ -3,6 +3,7 @@
 //! The agent holds the other end of a pipe of ours as its standard input, so that it ends when we do, however we end. A machine that
 //! an agent is pushed to has an SSH server and a home instead; a guard with such a pipe ends what was started there.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -28,6 +29,8 @@ pub struct Agent {
     /// The agent, or what ends it once we are gone.
     child: tokio::process::Child,
     door: Option<Door>,
+    /// What is in the environment of whatever runs on it.
+    env: BTreeMap<String, String>,
 }
 
 /// Ends whatever runs below a machine's folder once its standard input ends, and removes that.
@@ -92,6 +95,7 @@ impl Booter {
             folder: dir,
             child,
             door: None,
+            env: BTreeMap::new(),
         })
     }
 
@@ -99,7 +103,10 @@ impl Booter {
     pub(super) fn open(&self, machine: &Machine) -> Option<Agent> {
         self.program.as_ref()?;
         let access = machine.access.clone()?;
-        let root = self.root.join(machine.id.to_string());
+        // The folder of an earlier life may still be on its way out.
+        let names = (0..).map(|life| format!("{}.{life}", machine.id));
+        let mut roots = names.map(|name| self.root.join(name));
+        let root = roots.find(|root| !root.exists())?;
         let home = root.join("home");
         // Where an agent of this name finds its folder, so that it finds the facts of this machine in it.
         let own = home.join(".stageline").join(computer()?);
@@ -116,6 +123,7 @@ impl Booter {
         let names = self.kind.own_variables().into_iter();
         let own = [self.kind.id(machine.id), format!("{OWN_KEY}{}", machine.id)];
         access.env = names.map(str::to_owned).zip(own).collect();
+        let env = access.env.clone();
         let mut listen = machine.listen.unwrap_or(here);
         listen.set_port(access.port);
         let door = Door::open(listen, access, &home).ok()?;
@@ -135,6 +143,7 @@ impl Booter {
             folder,
             child,
             door: Some(door),
+            env,
         })
     }
 
@@ -187,6 +196,33 @@ impl Agent {
         let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
         let log = read(&Folder::new(&self.folder).log());
         format!("{log}{}", read(&self.folder.join("agent.out")))
+    }
+
+    /// Ends what was brought there, as a restart does, and then runs what the machine runs at its start. Its disk stays.
+    pub(super) fn restart(&self, command: String) {
+        if self.door.is_none() {
+            return;
+        }
+        let (folder, home) = (Folder::new(&self.folder), self.root.join("home"));
+        let env = self.env.clone();
+        tokio::task::spawn_blocking(move || {
+            end_leftovers(&folder);
+            // Its user is none of this computer.
+            let command = command.replace("getent passwd ubuntu | cut -d: -f6", "echo $HOME");
+            let command = command.replace("su ubuntu -c ", "sh -c ");
+            let run = std::process::Command::new("sh")
+                .args(["-c", &command])
+                .env_clear()
+                .envs(agent_environment())
+                .envs(&env)
+                .env("HOME", &home)
+                .current_dir(&home)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status();
+            run.ok();
+        });
     }
 
     /// Ends it as a machine ends: at once, with all that it started.

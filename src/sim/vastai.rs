@@ -151,11 +151,12 @@ fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
         ("PUT", ["v0", "instances", "request_logs", id]) => yes(
             &json!({ "success": true, "result_url": format!("http://{}/logs/{id}", request.host) }),
         ),
-        ("PUT", ["v0", "instances", "reboot" | "recycle" | "bid_price", _]) => {
+        ("PUT", ["v0", "instances", "reboot", id]) => instances::reboot(world, account, id),
+        ("PUT", ["v0", "instances", "recycle" | "bid_price", _]) => {
             yes(&json!({ "success": true }))
         }
         ("PUT", ["v0", "instances", id]) => instances::change(world, account, id, &request.body),
-        ("GET", ["v0", "charges"]) => instances::charges(world, account),
+        ("GET", ["v0", "charges"]) => instances::charges(world, account, &request.query),
         ("GET", ["v0", "users", "current"]) => yes(&user(world, account)),
         ("GET", ["v0", "volumes"]) => volumes::list(world, account),
         ("POST", ["v0", "volumes", "search"]) => volumes::search(world),

@@ -110,7 +110,8 @@ pub(super) const TRY: Script = Script(
 /// Starts the agent, detached, unless it runs. `$1` is the request key, `$2` the program's folder, `$3` whether the host has to be
 /// marked as ours. Its variables come by standard input: they are secret. What follows are names of variables that a container was
 /// handed for itself: whoever logs in there may not have them.
-/// That it was started is written down once it is seen: nobody takes it for dead before it lives.
+/// That it was started is written down once it is seen: nobody takes it for dead before it lives. A rented machine keeps how it is
+/// started again (`again`): whatever runs at its boot runs that.
 pub(super) const START: Script = Script(
     r#"M="$D/machines/$1"
 [ "$3" = unmarked ] || [ "$(head -n 1 "$D/mark" 2>/dev/null)" = "$1" ] || { echo "the host is not ours any more" >&2; exit 75; }
@@ -125,6 +126,8 @@ done
 export STAGELINE_MACHINE_DIR="$M/agent"
 K=$1
 B=$2
+R=
+[ "$3" = unmarked ] && R=again
 shift 3
 for V in "$@"; do
   [ -n "$(printenv "$V")" ] && continue
@@ -134,6 +137,22 @@ done
 P=
 command -v setsid >/dev/null && P=setsid
 cd "$M" || exit 73
+if [ -n "$R" ]; then
+  echo "$S/bin/$B/stageline" >program
+  for V in "$@"; do echo "$V"; done >variables
+  cat >again.new <<"EOS" && mv -f again.new again || exit 73
+cd "${0%/*}" || exit 73
+while read -r V; do
+  [ -n "$(printenv "$V")" ] && continue
+  X=$(tr "\0" "\n" 2>/dev/null </proc/1/environ | sed -n "s/^$V=//p" | head -n 1)
+  [ -n "$X" ] && export "$V=$X"
+done <variables
+export STAGELINE_MACHINE_DIR="$PWD/agent"
+P=
+command -v setsid >/dev/null && P=setsid
+nohup $P "$(cat program)" agent --dir "$PWD/agent" >>out 2>&1 </dev/null &
+EOS
+fi
 nohup $P "$S/bin/$B/stageline" agent --boot-env --dir "$M/agent" >>"$M/out" 2>&1 </dev/null &
 N=0
 while [ -z "$(processes "$K/")" ] && [ $N -lt 30 ]; do

@@ -389,6 +389,7 @@ impl World {
             parallelism: tool.parallelism,
             max_total_per_hour: tool.cap.or(limits.max_total_per_hour),
             max_spend: limits.max_spend,
+            caps: BTreeMap::new(),
             max_leases: limits.max_leases,
             interrupt: tool.interrupt.clone(),
             grace: Millis(1500),
@@ -452,6 +453,7 @@ impl World {
             renew: stageline_core::plan::Renew::Nothing,
             watched: true,
             boot: self.clock.boot_point(),
+            rooms: BTreeMap::new(),
         };
         let draft = Draft {
             desired: &desired,

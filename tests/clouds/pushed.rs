@@ -277,8 +277,12 @@ fn a_key_that_nothing_records_is_an_orphan() {
     add("k2", "laptop");
     let ran = desk.run("orphans");
     ran.says("ssh-key:k1")
-        .says("the SSH key that was registered for");
+        .says("an SSH key of the account, registered for a machine that is not there");
     assert!(!ran.text.contains("k2"), "{}", ran.text);
+    desk.run("orphans --adopt ssh-key:k1 --auto-approve")
+        .exits(1)
+        .says("ssh-key:k1 is an SSH key of the account and no machine")
+        .says("`stageline orphans --release ssh-key:k1` removes it");
     desk.run("orphans --release ssh-key:k2 --auto-approve");
     desk.run("orphans --release ssh-key:k1 --auto-approve")
         .exits(0);
@@ -373,4 +377,209 @@ fn files_with(folder: &Path, text: &str) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// What is behind a port of this computer, once: it hears four bytes and answers four.
+fn echo() -> (u16, std::thread::JoinHandle<[u8; 4]>) {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let talk = std::thread::spawn(move || {
+        let (mut far, _) = listener.accept().expect("somebody");
+        let mut heard = [0; 4];
+        far.read_exact(&mut heard).expect("heard");
+        far.write_all(b"pong").expect("said");
+        heard
+    });
+    (port, talk)
+}
+
+#[test]
+fn a_port_of_a_clouds_machine_is_forwarded() {
+    use std::io::{BufRead as _, Read as _, Write as _};
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = desk_of(kind, vec![], 1);
+        desk.run("apply --auto-approve").exits(0);
+        let (port, talk) = echo();
+        let mut forward = desk
+            .command(&format!("forward lease.node[0] 0:{port}"))
+            .spawn()
+            .expect("the binary is there");
+        let pipe = forward.stdout.take().expect("a pipe");
+        let here = std::io::BufReader::new(pipe).lines().next();
+        let here = here.expect("a line").expect("readable");
+        let mut near = std::net::TcpStream::connect(here.trim()).expect("it listens");
+        near.write_all(b"ping").expect("said");
+        let mut heard = [0; 4];
+        near.read_exact(&mut heard).expect("heard");
+        let far = talk.join().expect("no panic");
+        assert_eq!((&heard, &far), (b"pong", b"ping"));
+        forward.kill().expect("ours");
+        forward.wait().expect("it ends");
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
+/// Its container is made anew behind our back, and with it the key of its host.
+fn made_anew(desk: &Desk) {
+    let set = |stopped: bool| {
+        let now = desk.cloud.world.clock.now();
+        let mut inner = desk.cloud.world.lock();
+        let machine = inner.machines.values_mut().next().expect("one");
+        if stopped {
+            machine.stopped_from = Some(now);
+        } else {
+            machine.stopped_from = None;
+            machine.started = false;
+        }
+    };
+    let door = |there: bool| {
+        super::host::until("its SSH server", || {
+            let inner = desk.cloud.world.lock();
+            let machine = inner.machines.values().next().expect("one");
+            machine.agent.is_some() == there
+        });
+    };
+    set(true);
+    door(false);
+    set(false);
+    door(true);
+}
+
+#[test]
+fn another_host_key_than_the_first_is_refused_from_then_on() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = desk_of(kind, vec![], 1);
+        desk.run("apply --auto-approve").exits(0);
+        desk.run("ssh lease.node[0] true").exits(0);
+        made_anew(&desk);
+        desk.run("ssh lease.node[0] true")
+            .exits(255)
+            .says("HOST IDENTIFICATION HAS CHANGED");
+        desk.run("forward lease.node[0] 0:22")
+            .exits(1)
+            .says("shows another key than it is known by");
+        assert!(
+            agents().iter().all(|agent| !is_of(agent, &desk)),
+            "nothing is sent to it"
+        );
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
+#[test]
+fn a_machine_that_its_agent_was_pushed_to_ends_itself_when_nobody_is_left() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = desk_of(kind, vec![], 1);
+        desk.edit("agent = \"ssh\"", "agent = \"ssh\"\nidle_timeout = \"8s\"");
+        desk.run("apply --auto-approve").exits(0);
+        desk.agrees(1);
+        // Nobody does anything from here on.
+        super::host::until("it ended itself", || desk.there().is_empty());
+        desk.run("plan --detailed-exitcode")
+            .exits(2)
+            .says("lease.node[0]: ended by its idle_timeout");
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
+#[test]
+fn a_setup_runs_on_a_machine_that_its_agent_was_pushed_to() {
+    let desk = desk(vec![], 1);
+    desk.edit(
+        "count = 1",
+        "count = 1\nsetup = \"echo the library is not there; exit 7\"",
+    );
+    desk.run("apply --auto-approve")
+        .exits(1)
+        .says("failed: it exited with status 7")
+        .says("| the library is not there");
+    desk.edit("exit 7", "exit 0");
+    desk.run("apply --auto-approve").exits(0);
+    desk.run("logs lease.node[0]")
+        .exits(0)
+        .says("setup: the library is not there");
+    desk.run("destroy --auto-approve").exits(0);
+    is_clean(&desk);
+}
+
+/// The machine is restarted behind our back: its agent starts again from its disk, under the same keys.
+#[test]
+fn an_agent_that_was_pushed_starts_again_with_its_machine() {
+    for kind in [Kind::Vastai, Kind::Lambda] {
+        let desk = desk_of(kind, vec![], 1);
+        desk.run("apply --auto-approve").exits(0);
+        desk.run("ask Hello").exits(0);
+        let there = desk.there();
+        let processes = || {
+            let mut all: Vec<i32> = pids(&desk);
+            all.sort_unstable();
+            all
+        };
+        let before = processes();
+        assert!(!before.is_empty());
+        restart(&desk, kind, &there[0]);
+        super::host::until("its agent runs again", || {
+            let now = processes();
+            !now.is_empty() && now.iter().all(|pid| !before.contains(pid))
+        });
+        super::host::until("its agent answers", || {
+            !desk.run("plan").text.contains("did not answer")
+        });
+        desk.run("apply --auto-approve").exits(0);
+        assert_eq!(desk.there(), there, "no other one was rented");
+        desk.run("ask Hello").exits(0);
+        desk.run("plan --detailed-exitcode").exits(0);
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
+/// As whoever holds the account restarts it at the provider's console.
+fn restart(desk: &Desk, kind: Kind, machine: &str) {
+    let url = desk.cloud.url();
+    let url = url.split('#').next().expect("a URL").trim_end_matches('/');
+    let (method, path, body) = match kind {
+        Kind::Vastai => (
+            "PUT",
+            format!("/api/v0/instances/reboot/{machine}/"),
+            "{}".to_owned(),
+        ),
+        Kind::Lambda => (
+            "POST",
+            "/api/v1/instance-operations/restart".to_owned(),
+            format!("{{\"instance_ids\": [\"{machine}\"]}}"),
+        ),
+        Kind::Runpod => panic!("its disk is gone then"),
+    };
+    let asked = std::process::Command::new("curl")
+        .args(["-fsS", "-X", method, "-d", &body])
+        .args(["-H", "content-type: application/json"])
+        .args(["-H", &format!("authorization: Bearer {KEY}")])
+        .arg(format!("{url}{path}"))
+        .status();
+    assert!(asked.is_ok_and(|status| status.success()), "{path}");
+}
+
+/// The processes on machines of this desk's simulator.
+fn pids(desk: &Desk) -> Vec<i32> {
+    let labels: Vec<String> = {
+        let inner = desk.cloud.world.lock();
+        let machines = inner.machines.values();
+        machines.map(|machine| machine.label.clone()).collect()
+    };
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ours = all.filter(|entry| {
+        let text = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let mut own = text
+            .split('\0')
+            .filter(|one| one.starts_with("STAGELINE_MACHINE_DIR="));
+        own.any(|one| labels.iter().any(|label| one.contains(label.as_str())))
+    });
+    ours.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }

@@ -84,6 +84,7 @@ fn planned(text: &str, state: &State, markets: &Markets) -> (Plan, String) {
         renew: stageline_core::plan::Renew::Nothing,
         watched: true,
         boot: None,
+        rooms: std::collections::BTreeMap::new(),
     };
     let plan = draft(&Draft {
         desired: &desired,
@@ -154,6 +155,7 @@ fn parts(text: &str, count: u32, markets: &Markets) -> io::Result<()> {
         renew: stageline_core::plan::Renew::Nothing,
         watched: true,
         boot: None,
+        rooms: std::collections::BTreeMap::new(),
     };
     let (state, observed) = (State::default(), Observed::default());
     let drafted = || {

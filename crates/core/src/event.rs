@@ -203,6 +203,9 @@ pub enum Event {
         /// When absence becomes proof, if nothing is seen until then.
         #[schemars(with = "String")]
         until: Timestamp,
+        /// Whatever it made costs nothing.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        free: bool,
     },
     /// A machine of a try that was in doubt was found.
     MachineFound {

@@ -30,6 +30,7 @@ mod parts;
 mod placement;
 mod protect;
 mod refresh;
+mod room;
 mod scope;
 mod shortage;
 mod spend;
@@ -64,6 +65,9 @@ pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 pub use mounts::Volumes;
 pub use placement::{Placement, Spot};
 pub use protect::is_protected;
+pub use room::{
+    Beside, Marked, OnAccount, Own, Room, Verdict as RoomVerdict, is_own, judge, refused,
+};
 pub use scope::{Selector, select};
 pub use types::unknown_types;
 
@@ -115,6 +119,9 @@ pub struct Plan {
     pub leases: BTreeMap<LeaseId, LeaseTerms>,
     /// Money in sum.
     pub money: Money,
+    /// Accounts with caps, and what other topologies have there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accounts: Vec<OnAccount>,
     /// What else a reviewer should know.
     pub notes: Vec<String>,
 }

@@ -2,6 +2,7 @@
 //!
 //! Pure: no terminal is asked for its width or its colours; whoever draws says what they are.
 
+mod accounts;
 pub mod diagnostic;
 mod ends;
 pub mod graph;

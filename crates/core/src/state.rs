@@ -397,6 +397,21 @@ impl Recorded {
         !self.attempts.is_empty()
     }
 
+    /// Whether a try that is open could cost anything: one of what is free does not.
+    pub fn may_bill(&self) -> bool {
+        let mut open = self.attempts.values();
+        open.any(|open| open.launch.reservation != MicroDollars::ZERO)
+    }
+
+    /// What is said of a resource whose outcome is not known.
+    pub fn unresolved(&self) -> &'static str {
+        if self.may_bill() || self.attempts.is_empty() {
+            "unresolved, may bill"
+        } else {
+            "unresolved, costs nothing"
+        }
+    }
+
     /// Machines that are there or may be, those that are being ended included.
     pub fn machines(&self) -> usize {
         let held = matches!(self.receipt, Some(Receipt::Lease(_)));

@@ -6,6 +6,7 @@
 //! layers as the stages say is the planner's to check.
 
 mod build;
+mod caps;
 mod cloud;
 mod commands;
 mod convert;
@@ -39,6 +40,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use caps::{Caps, Limits};
 pub use cloud::Cloud;
 pub use commands::{Claims, OFFER_FIELD, Programs};
 pub use digest::digest;
@@ -111,20 +113,6 @@ pub struct Removed {
     pub release: bool,
 }
 
-/// Caps on money and machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Limits {
-    /// One machine; none is no cap. Default $10.
-    pub max_price_per_hour: Option<MicroDollars>,
-    /// All machines together.
-    pub max_total_per_hour: Option<MicroDollars>,
-    /// Machines at once.
-    pub max_leases: Option<u32>,
-    /// Over the topology's life, by the ledger.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_spend: Option<MicroDollars>,
-}
-
 /// A secret by reference; its value is read when it is needed and never recorded.
 #[derive(
     Clone,
@@ -166,6 +154,9 @@ pub struct Provider {
     /// What may be taken of what it sells.
     #[serde(skip_serializing_if = "Selection::is_everything")]
     pub within: Selection,
+    /// Over all topologies on its account.
+    #[serde(skip_serializing_if = "Caps::is_none")]
+    pub caps: Caps,
 }
 
 /// The adapters that exist, with their settings.

@@ -131,7 +131,10 @@ async fn each(
 async fn end(provider: &dyn Provider, machine: &Machine, clock: &dyn Clock) -> Result<(), String> {
     let start = clock.boottime();
     loop {
-        let listed = provider.list().await;
+        let name = provider.kind().parse().expect("a kind is a name");
+        let listed = provider.view().await;
+        let listed =
+            listed.and_then(|view| view.but(&name, |part| part.concerns(machine.id.as_str())));
         let trouble = match listed {
             Err(blind) => blind.to_string(),
             Ok(machines) => match machines.into_iter().find(|one| one.id == machine.id) {

@@ -83,7 +83,13 @@ pub(super) fn tell(
         console.data(&text)?;
     }
     for listing in &survey.listings {
-        if listing.machines.is_ok() && !listing.is_whole() {
+        for part in &listing.unseen {
+            console.line(&format!(
+                "cannot see {} of provider `{}`: {}; whether machines of ours are there cannot be told",
+                part.part, listing.name, part.cause.message
+            ));
+        }
+        if listing.machines.is_ok() && !listing.provider.traits().sees_account {
             console.line(&format!(
                 "cannot see all of provider `{}`: {ONLY_FROM_HERE}",
                 listing.name
@@ -155,6 +161,13 @@ fn asked(listing: &Listing) -> Asked {
         at: listing.at,
         cannot_see: match &listing.machines {
             Err(blind) => Some(blind.cause.message.clone()),
+            Ok(_) if !listing.unseen.is_empty() => {
+                let parts = listing.unseen.iter();
+                let parts: Vec<String> = parts
+                    .map(|part| format!("{}: {}", part.part, part.cause.message))
+                    .collect();
+                Some(parts.join("; "))
+            }
             Ok(_) => (!listing.is_whole()).then(|| ONLY_FROM_HERE.to_owned()),
         },
     }
@@ -224,6 +237,13 @@ fn paragraph(orphan: &Orphan, now: Timestamp) -> String {
             format!("if it is surely yours, `stageline orphans --release {id}` ends it"),
         ),
     };
+    if let Some(what) = machine.leftover() {
+        return format!(
+            "{id} at provider `{}`: {what}, registered for a machine that is not there; it costs nothing\n    {made}\n    {whose}; `stageline orphans \
+             --release {id}` removes it\n",
+            orphan.provider
+        );
+    }
     format!(
         "machine {id} at provider `{}`: {}/h, {age}{cost}\n    {}; {made}\n    {whose}; {next}\n",
         orphan.provider,

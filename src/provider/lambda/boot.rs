@@ -3,7 +3,7 @@
 //! The user data are cloud-init's: files and commands, as JSON, which is YAML too. Where the machine fetches its agent, the package is
 //! in a file that only the machine's root can read; it is of use on that machine only. A service keeps the agent running, over restarts
 //! of the machine too; it runs when its digest fits, and not otherwise. Where the agent is pushed, the user data hold the key that the
-//! machine's host is known by, and nothing else that is secret.
+//! machine's host is known by, and nothing else that is secret; and what starts that agent again when the machine is restarted.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use stageline_core::topology::AgentSource;
 use super::ready::LetIn;
 use super::wire::{TAG, TAG_ACCOUNT};
 use crate::provider::CreateRequest;
-use crate::provider::doors::without_ssh;
+use crate::provider::doors::{again, without_ssh};
 use crate::provider::http::{NOT_FETCHED, fetch_functions, package};
 use crate::ssh::HostPair;
 
@@ -34,6 +34,9 @@ const START: &str = "/usr/local/lib/stageline/start";
 
 /// The service.
 const UNIT: &str = "/etc/systemd/system/stageline-agent.service";
+
+/// Starts an agent again that was pushed.
+const AGAIN: &str = "/var/lib/cloud/scripts/per-boot/stageline";
 
 /// The body of the launch.
 pub(super) fn body(
@@ -103,6 +106,17 @@ fn is_pushed_to(request: &CreateRequest, ssh_key: &LetIn) -> Result<String, Caus
         "ssh_deletekeys": true,
         "ssh_keys": { "ed25519_private": private.expose_secret(), "ed25519_public": public.as_str() },
     });
+    // cloud-init runs it at every start of the machine, as root.
+    let script = format!(
+        "#!/bin/sh\n{}",
+        again(
+            "$(getent passwd ubuntu | cut -d: -f6)",
+            "su ubuntu -c \"sh $A\""
+        )
+    );
+    config["write_files"] = json!([{
+        "path": AGAIN, "owner": "root:root", "permissions": "0755", "content": script,
+    }]);
     if let Some(more) = &ssh_key.more {
         config["ssh_authorized_keys"] = json!([more]);
     }

@@ -12,25 +12,22 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use stageline_core::id::{MachineId, RequestKey};
-use stageline_core::label::Label;
-use stageline_core::offer::Facts;
-use stageline_core::resource::{Cause, Contact, Outcome};
+use stageline_core::resource::{Cause, Outcome};
 use stageline_core::topology::AgentSource;
-use stageline_core::unit::MicroDollars;
 
 use super::wire::{data, text};
 use super::{ANY, Lambda, Seen, advised};
 use crate::ambient::crash_point;
 use crate::provider::doors::without_ssh;
 use crate::provider::http::{Call, Fault};
-use crate::provider::{CreateRequest, Machine, MachineStatus, Released};
+use crate::provider::{CreateRequest, Machine, Released, leftover};
 use crate::ssh::OwnKey;
 
 /// Where the API has them.
 const PATH: &str = "/api/v1/ssh-keys";
 
 /// What the id of one begins with, among machines.
-const HEAD: &str = "ssh-key:";
+const HEAD: &str = leftover::SSH_KEY;
 
 /// How old the account's keys may be for a listing: one that somebody registers meanwhile is a try whose outcome is open, and that is
 /// watched for longer.
@@ -228,16 +225,5 @@ fn key_of(id: &MachineId) -> Option<&str> {
 /// A key as a machine that is over.
 fn shown(key: &AccountKey, of: RequestKey) -> Option<Machine> {
     let why = "it is no machine, but the SSH key that was registered for one that is not there";
-    Some(Machine {
-        id: format!("{HEAD}{}", key.id).parse().ok()?,
-        name: Label::new(of.as_str()),
-        request_key: Some(of),
-        status: MachineStatus::Dead(why.to_owned()),
-        price_per_hour: MicroDollars::ZERO,
-        facts: Facts::default(),
-        contact: Contact::default(),
-        created_at: None,
-        ended_at: None,
-        told_at: None,
-    })
+    leftover::shown(HEAD, &key.id, of, why)
 }

@@ -1,168 +1,219 @@
 //! Logins for private images: RunPod keeps them in the account under a name, and a pod names one by its id.
 //!
-//! What always holds: one is made right before the first pod that needs it and found again by its name, which tells another
-//! password from this one and nothing of either; none is removed while a pod of the listing uses it, or while one is on its way
-//! to be made with it. One that is not named as ours is never touched.
+//! What always holds: each try of a pod has one of its own, named by the request key, which is on record before it is made; it is made
+//! right before the create, and removed when that is refused and after the pod is gone. As long as one is there without its pod, it is
+//! listed as a machine that is over and costs nothing, so that whatever sees to machines sees to it: doubts, releases, orphans. It
+//! refuses to touch one that is not named so. The provider does not remove one that a pod uses.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::time::Duration;
 
 use reqwest::Method;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
-use stageline_core::resource::Cause;
-use tokio::sync::{RwLock, RwLockReadGuard};
+use stageline_core::id::{MachineId, RequestKey};
+use stageline_core::resource::{Cause, Outcome};
 
 use super::{REQUESTS, Runpod, wire};
-use crate::provider::http::{Call, Fault, fingerprint};
-use crate::provider::{CreateRequest, RegistryLogin};
+use crate::ambient::crash_point;
+use crate::provider::http::{Call, Fault};
+use crate::provider::{CreateRequest, Machine, Released, leftover};
 
-/// What the names of ours begin with.
-const HEAD: &str = "stageline-";
+/// Where the API has them.
+const PATH: &str = "/v2/registries";
 
-/// What is known of the credentials of an account.
-#[derive(Default)]
-pub(super) struct Registries {
-    /// Read while a pod is made with one, written while one is removed.
-    turn: RwLock<()>,
-    /// One after the other, so that none is made twice.
-    making: tokio::sync::Mutex<()>,
-    known: Mutex<Known>,
+/// How old what is known of them may be for a listing: one that somebody makes meanwhile is a try whose outcome is open, and that is
+/// watched for longer.
+const AGE: Duration = Duration::from_secs(20);
+
+/// One of the account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Credential {
+    id: String,
+    of: RequestKey,
 }
 
-/// By their ids.
-#[derive(Default)]
-struct Known {
-    /// Made or met here, and not removed yet.
-    met: BTreeSet<String>,
-    /// Used by a pod of the last listing.
-    used: BTreeSet<String>,
-}
-
-impl Registries {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("no holder panics")
-    }
-
-    /// What a listing shows.
-    pub(super) fn note(&self, pods: &[Value]) {
-        let ids = pods.iter().filter_map(|pod| pod.get("registry")?.as_str());
-        let mut known = self.known();
-        known.used = ids.map(str::to_owned).collect();
-        let used = known.used.clone();
-        known.met.extend(used);
-    }
-
-    /// None is removed until this is dropped.
-    pub(super) async fn hold(&self) -> RwLockReadGuard<'_, ()> {
-        self.turn.read().await
-    }
+/// Those of ours in an answer.
+fn ours(body: &Value) -> Result<Vec<Credential>, Fault> {
+    let rows = wire::rows(body, "registries")?;
+    let one = |row: &Value| {
+        let text = |field: &str| row.get(field).and_then(Value::as_str);
+        Some(Credential {
+            id: text("id").filter(|id| !id.is_empty())?.to_owned(),
+            of: text("name")?.parse().ok()?,
+        })
+    };
+    Ok(rows.iter().filter_map(one).collect())
 }
 
 impl Runpod {
-    /// The id of the credential for this pod's image, made when there is none; nothing for an image that anybody may pull.
-    pub(super) async fn let_in(&self, request: &CreateRequest) -> Result<Option<String>, Cause> {
+    /// The credentials of the account that are named as ours. A key that may not see them has made none.
+    async fn credentials(&self, age: Duration) -> Result<Arc<Vec<Credential>>, Fault> {
+        let fetch = async || match self.api.read(Call::get(PATH, REQUESTS)).await {
+            Ok(answer) => Ok(Arc::new(ours(&answer.body)?)),
+            Err(fault) if fault.status == Some(403) => Ok(Arc::default()),
+            Err(fault) => Err(fault),
+        };
+        self.credentials.get(self.api.scaled(age), fetch).await
+    }
+
+    /// The id of a credential for this pod's image, made now; nothing for an image that anybody may pull.
+    pub(super) async fn let_in(
+        &self,
+        request: &CreateRequest,
+    ) -> Result<Option<String>, Outcome<Machine>> {
         let Some(login) = &request.registry else {
             return Ok(None);
         };
-        let _one = self.registries.making.lock().await;
-        let name = name_of(request, login);
-        let found = self.credential(&name, login).await;
-        let id = found.map_err(|fault| {
-            let message = format!(
-                "the login for its image cannot be kept in the account: {}",
-                fault.cause.message
-            );
-            let cause = Cause {
-                message,
-                ..fault.cause
-            };
-            match cause.hint {
-                Some(_) => cause,
-                None => cause
-                    .hint("the key of the account must be allowed to make registry credentials"),
-            }
-        })?;
-        self.registries.known().met.insert(id.clone());
-        Ok(Some(id))
-    }
-
-    async fn credential(&self, name: &str, login: &RegistryLogin) -> Result<String, Fault> {
-        let answer = self.api.read(Call::get("/v2/registries", REQUESTS)).await?;
-        let rows = wire::rows(&answer.body, "registries")?;
-        let same = rows
-            .iter()
-            .find(|row| row.get("name").and_then(Value::as_str) == Some(name));
-        let id = |row: &Value| row.get("id").and_then(Value::as_str).map(str::to_owned);
-        if let Some(id) = same.and_then(id) {
-            return Ok(id);
-        }
         let body = json!({
-            "name": name, "username": login.username, "password": login.password.expose_secret(),
+            "name": request.request_key.as_str(),
+            "username": login.username,
+            "password": login.password.expose_secret(),
         });
         tokio::time::sleep(self.api.gate(&REQUESTS).reserve()).await;
-        let call = Call::send(Method::POST, "/v2/registries", REQUESTS, body);
-        let answer = self.api.once(call).await?;
-        id(&answer.body).ok_or_else(|| Fault::shape("the credential was answered without an id"))
-    }
-
-    /// Removes those of ours that no listed pod uses. What does not work is tried again with the next listing.
-    pub(super) async fn remove_unused(&self) {
-        let unused: Vec<String> = {
-            let known = self.registries.known();
-            known.met.difference(&known.used).cloned().collect()
-        };
-        if unused.is_empty() {
-            return;
-        }
-        let _alone = self.registries.turn.write().await;
-        for id in unused {
-            if self.remove(&id).await.is_ok() {
-                self.registries.known().met.remove(&id);
+        crash_point("a credential, not yet made");
+        let call = Call::send(Method::POST, PATH, REQUESTS, body);
+        let answer = self.api.once(call).await;
+        self.credentials.forget().await;
+        crash_point("a credential, just made");
+        let fault = match answer {
+            Ok(answer) => {
+                let id = answer.body.get("id").and_then(Value::as_str);
+                match id {
+                    Some(id) => return Ok(Some(id.to_owned())),
+                    None => Fault::shape("the credential was answered without an id"),
+                }
             }
+            Err(fault) => fault,
+        };
+        let message = format!(
+            "the login for its image cannot be kept in the account: {}",
+            fault.cause.message
+        );
+        let cause = Cause {
+            message,
+            ..fault.cause
+        };
+        let cause = match cause.hint {
+            Some(_) => cause,
+            None => {
+                cause.hint("the key of the account must be allowed to make registry credentials")
+            }
+        };
+        Err(Fault { cause, ..fault }.outcome())
+    }
+
+    /// How a create ended of which nothing came: its credential goes, too. While that is not done it is not over.
+    pub(super) async fn withdrawn(&self, id: Option<&String>, cause: Cause) -> Outcome<Machine> {
+        let Some(id) = id else {
+            return Outcome::Refused(cause);
+        };
+        match self.remove(id).await {
+            Ok(_) => Outcome::Refused(cause),
+            Err(left) => Outcome::InDoubt(Cause {
+                message: format!(
+                    "{}; and the login {id} that was kept in the account for it could not be removed: {}",
+                    cause.message, left.message
+                ),
+                ..cause
+            }),
         }
     }
 
-    async fn remove(&self, id: &str) -> Result<(), Fault> {
-        let path = wire::path("/v2/registries", id);
+    /// Those of ours whose pods are not among these.
+    pub(super) async fn left_over(&self, pods: &[Machine]) -> Result<Vec<Machine>, Fault> {
+        let there: BTreeSet<&RequestKey> = pods
+            .iter()
+            .filter_map(|pod| pod.request_key.as_ref())
+            .collect();
+        let all = self.credentials(AGE).await?;
+        let left = all.iter().filter(|one| !there.contains(&one.of));
+        Ok(left.filter_map(shown).collect())
+    }
+
+    /// One of them, by its id among machines; none when it is gone, or no credential's.
+    pub(super) async fn left(&self, id: &MachineId) -> Result<Option<Machine>, Fault> {
+        let Some(id) = credential_of(id) else {
+            return Ok(None);
+        };
+        let all = self.credentials(AGE).await?;
+        let mut all = all.iter().filter(|one| one.id == id);
+        Ok(all.next().and_then(shown))
+    }
+
+    /// Removes one of them; none is no credential.
+    pub(super) async fn release_credential(
+        &self,
+        id: &MachineId,
+    ) -> Option<Result<Released, Cause>> {
+        let own = credential_of(id)?;
+        Some(self.remove(own).await)
+    }
+
+    /// It is read again: one that is not named as ours is never touched.
+    async fn remove(&self, id: &str) -> Result<Released, Cause> {
+        let path = wire::path(PATH, id);
         let row = match self.api.read(Call::get(path.clone(), REQUESTS)).await {
             Ok(answer) => answer.body,
-            Err(fault) if fault.status == Some(404) => return Ok(()),
-            Err(fault) => return Err(fault),
+            Err(fault) if fault.status == Some(404) => {
+                self.credentials.forget().await;
+                return Ok(Released::Unknown);
+            }
+            Err(fault) => return Err(fault.cause),
         };
         let name = row.get("name").and_then(Value::as_str);
-        if !name.is_some_and(|name| name.starts_with(HEAD)) {
-            return Ok(());
+        if name.is_none_or(|name| name.parse::<RequestKey>().is_err()) {
+            return Ok(Released::Unknown);
         }
+        crash_point("a credential, not yet removed");
         let call = Call {
             method: Method::DELETE,
             ..Call::get(path, REQUESTS)
         };
-        self.api.release(call).await.map(|_| ())
+        let answer = self.api.release(call).await;
+        self.credentials.forget().await;
+        crash_point("a credential, just removed");
+        match answer {
+            Ok(_) => Ok(Released::Accepted),
+            Err(fault) => Err(fault.cause),
+        }
     }
 }
 
+fn credential_of(id: &MachineId) -> Option<&str> {
+    id.as_str().strip_prefix(leftover::CREDENTIAL)
+}
+
+/// One as a machine that is over.
+fn shown(one: &Credential) -> Option<Machine> {
+    let why = "it is no machine, but the login for the image of one that is not there";
+    leftover::shown(leftover::CREDENTIAL, &one.id, one.of.clone(), why)
+}
+
 /// The body of a create, with the credential that its image is pulled with.
-pub(super) fn with(mut body: Value, id: Option<String>) -> Value {
+pub(super) fn with(mut body: Value, id: Option<&String>) -> Value {
     if let Some(id) = id {
-        body["registry"] = Value::String(id);
+        body["registry"] = Value::String(id.clone());
     }
     body
 }
 
-/// One for each topology and login.
-fn name_of(request: &CreateRequest, login: &RegistryLogin) -> String {
-    let lineage = request
-        .request_key
-        .as_str()
-        .split('-')
-        .nth(1)
-        .unwrap_or_default();
-    let whole = format!(
-        "{}\n{}\n{}",
-        login.server,
-        login.username,
-        login.password.expose_secret()
-    );
-    format!("{HEAD}{lineage}-{}", fingerprint(&whole))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_named_by_a_whole_request_key_is_ours() {
+        let key = "sl-0102030405060708-aabbccdd-g1a2";
+        let body = json!({ "registries": [
+            { "id": "a", "name": key, "username": "u" },
+            { "id": "b", "name": "laptop" },
+            { "id": "c", "name": format!("{key}-copy") },
+            { "id": "", "name": key },
+        ]});
+        let found = ours(&body).expect("it is a list");
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].id.as_str(), found[0].of.as_str()), ("a", key));
+    }
 }

@@ -12,6 +12,7 @@ use stageline_core::topology::AgentSource;
 use stageline_core::unit::MicroDollars;
 
 use crate::agent::OwnEnd;
+use crate::provider::doors::again;
 use crate::provider::http::{package, start_script};
 use crate::provider::{CreateRequest, RegistryLogin};
 
@@ -55,7 +56,7 @@ pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Valu
     let onstart = if *agent == AgentSource::Ssh {
         // What the agent is told comes over the connection, and not through the provider.
         env.insert(PUSHED.0.to_owned(), json!(PUSHED.1));
-        String::new()
+        again("\"$HOME\"", "sh \"$A\"")
     } else {
         let listen = SocketAddr::from(([0, 0, 0, 0], PORT));
         let mut package = package(&request.boot, Some(listen));

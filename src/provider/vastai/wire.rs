@@ -14,7 +14,7 @@ use super::boot::{PORT, PUSHED};
 use super::offer;
 use crate::provider::http::{Answer, Fault, Told};
 pub(super) use crate::provider::http::{flag, money, number, text};
-use crate::provider::{Machine, MachineStatus, Phase};
+use crate::provider::{Machine, MachineStatus, NOT_PULLED, Phase};
 
 /// The host has not begun yet.
 pub(super) const PROVISIONING: &str = "being provisioned";
@@ -256,9 +256,7 @@ fn status(instance: &Value) -> MachineStatus {
         Some("loading" | "created" | "scheduling") if broken => {
             dead("its container cannot be made")
         }
-        None | Some("loading" | "created" | "scheduling") if denied => dead(
-            "its image may not be pulled: it is private, and `registry` of the offer is missing or wrong",
-        ),
+        None | Some("loading" | "created" | "scheduling") if denied => dead(NOT_PULLED),
         Some("running") => MachineStatus::Running,
         Some("exited") => dead("its container ended"),
         Some("offline") => dead("its host is away"),

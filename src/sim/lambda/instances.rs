@@ -247,6 +247,19 @@ pub(super) fn terminate(world: &World, account: &str, body: &Value) -> Reply {
     yes(&json!({ "terminated_instances": rows }))
 }
 
+/// What cloud-init runs at each start, by the files that the user data have it write.
+fn per_boot(user_data: &str) -> String {
+    let config = user_data.strip_prefix("#cloud-config\n").unwrap_or("{}");
+    let config: Value = serde_json::from_str(config).unwrap_or_default();
+    let files = config["write_files"].as_array().into_iter().flatten();
+    let per_boot = files.filter(|file| {
+        let path = file["path"].as_str().unwrap_or_default();
+        path.starts_with("/var/lib/cloud/scripts/per-boot/")
+    });
+    let scripts = per_boot.filter_map(|file| file["content"].as_str());
+    scripts.collect::<Vec<_>>().join("\n")
+}
+
 pub(super) fn restart(world: &World, account: &str, body: &Value) -> Reply {
     let ids = ids(body);
     let rows: Vec<Value> = ids
@@ -255,6 +268,13 @@ pub(super) fn restart(world: &World, account: &str, body: &Value) -> Reply {
         .collect();
     if rows.len() != ids.len() {
         return unknown("instance");
+    }
+    for id in &ids {
+        with(world, account, id, |machine, _| {
+            if let Some(agent) = &machine.agent {
+                agent.restart(per_boot(&machine.onstart));
+            }
+        });
     }
     yes(&json!({ "restarted_instances": rows }))
 }

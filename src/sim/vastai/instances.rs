@@ -268,6 +268,19 @@ pub(super) fn change(world: &World, account: &str, id: &str, body: &Value) -> Re
     }
 }
 
+/// Its container stops and starts; what it runs at each start is run again.
+pub(super) fn reboot(world: &World, account: &str, id: &str) -> Reply {
+    let restarted = with(world, account, id, |machine, _| {
+        if let Some(agent) = &machine.agent {
+            agent.restart(machine.onstart.clone());
+        }
+    });
+    match restarted {
+        Some(()) => yes(&json!({ "success": true })),
+        None => no(404, "no_such_instance", &format!("no such instance {id}")),
+    }
+}
+
 pub(super) fn log(world: &World, id: &str) -> Reply {
     let inner = world.lock();
     let machine = id
@@ -284,14 +297,37 @@ pub(super) fn log(world: &World, id: &str) -> Reply {
     )
 }
 
-pub(super) fn charges(world: &World, account: &str) -> Reply {
+/// What was charged, in pages. A range of days must be given.
+pub(super) fn charges(world: &World, account: &str, query: &BTreeMap<String, String>) -> Reply {
+    let filters = query.get("select_filters");
+    let filters: Value = filters
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default();
+    let bound = |name: &str| filters["day"][name].as_f64();
+    if !query.is_empty() && (bound("gte").is_none() || bound("lte").is_none()) {
+        return no(
+            400,
+            "invalid_args",
+            "select_filters must have a range of `day`",
+        );
+    }
+    let (from, to) = (
+        bound("gte").unwrap_or(0.0),
+        bound("lte").unwrap_or(f64::MAX),
+    );
+    let limit = query.get("limit").and_then(|limit| limit.parse().ok());
+    let limit: usize = limit.unwrap_or(100).clamp(1, 100);
+    let after = query
+        .get("after_token")
+        .and_then(|token| token.parse().ok());
+    let after: usize = after.unwrap_or(0);
     let now = world.clock.now();
     let mut inner = world.lock();
     let mine = inner
         .machines
         .values_mut()
         .filter(|machine| machine.account == account);
-    let rows: Vec<Value> = mine
+    let mut rows: Vec<Value> = mine
         .map(|machine| {
             machine.count(now);
             let end = machine.gone_from.map_or(now, |gone| gone.min(now));
@@ -302,7 +338,16 @@ pub(super) fn charges(world: &World, account: &str) -> Reply {
             })
         })
         .collect();
+    drop(inner);
+    rows.retain(|row| {
+        let ends = row["end"].as_f64().unwrap_or(0.0);
+        ends >= from && row["start"].as_f64().unwrap_or(0.0) <= to
+    });
+    let total = rows.len();
+    let page: Vec<Value> = rows.into_iter().skip(after).take(limit).collect();
+    let next = after + page.len();
+    let next = (next < total).then(|| next.to_string());
     yes(
-        &json!({ "success": true, "count": rows.len(), "total": rows.len(), "next_token": null, "results": rows }),
+        &json!({ "success": true, "count": page.len(), "total": total, "next_token": next, "results": page }),
     )
 }

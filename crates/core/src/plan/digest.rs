@@ -127,6 +127,7 @@ impl Plan {
             lapsed,
             leases: _,
             money,
+            accounts,
             notes,
         } = self;
         let head = (format, topology, mode, lineage, base, topology_digest);
@@ -135,6 +136,9 @@ impl Plan {
         let body = (drift, changes, steps, edits, leases, money, notes);
         // A plan without them keeps the digest that it had before there were any.
         match (lapsed.is_empty(), ways.is_empty()) {
+            _ if !accounts.is_empty() => {
+                Fingerprint::of_json(&(head, times, tables, body, lapsed, ways, accounts))
+            }
             (true, true) => Fingerprint::of_json(&(head, times, tables, body)),
             (false, true) => Fingerprint::of_json(&(head, times, tables, body, lapsed)),
             (_, false) => Fingerprint::of_json(&(head, times, tables, body, lapsed, ways)),

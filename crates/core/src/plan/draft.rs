@@ -12,6 +12,7 @@ use super::expand::Desired;
 use super::lapsed::{Place, Renew};
 use super::market::Markets;
 use super::placement::{self, Siblings, Spot};
+use super::room::{self, Room};
 use super::{
     Change, Drift, EXPIRES_AFTER, FORMAT, FieldChange, LeaseTerms, Mode, Money, Plan, Verdict,
     fields, limits, scope, spend, steps,
@@ -65,6 +66,8 @@ pub struct Options {
     pub renew: Renew,
     /// The time by the boot-time clock, for the ledger.
     pub boot: Option<BootPoint>,
+    /// Of providers whose account has caps: what others have there.
+    pub rooms: BTreeMap<Name, Room>,
 }
 
 /// What becomes of a machine, as seen by what stands on it.
@@ -169,12 +172,19 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     spend::account(&mut money, input);
     let over = limits::check(&drafting.rows, &input.options.limits, &money);
     drafting.faults.extend(over);
+    let (accounts, over) = room::check(&drafting.rows, &leases, input);
+    drafting.faults.extend(over);
     let unguarded = limits::unguarded(&drafting.rows, &leases, input);
     drafting.faults.extend(unguarded);
     if !drafting.faults.is_empty() {
         return Err(drafting.faults);
     }
-    Ok(drafting.plan(scope.lapsed, leases, money))
+    let mut plan = drafting.plan(scope.lapsed, leases, money);
+    if !accounts.is_empty() {
+        plan.accounts = accounts;
+        plan.id = plan.digest();
+    }
+    Ok(plan)
 }
 
 impl<'a> Drafting<'a> {
@@ -484,6 +494,7 @@ impl<'a> Drafting<'a> {
             lapsed,
             leases,
             money,
+            accounts: Vec::new(),
             notes: self.notes,
         };
         plan.id = plan.digest();

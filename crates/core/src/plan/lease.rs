@@ -110,7 +110,11 @@ impl<'a> Drafting<'a> {
             reason.push_str(&format!("; {ends}/h ends"));
         }
         if recorded.is_some_and(Recorded::is_unresolved) {
-            reason.push_str("; a try is unresolved and may bill: it is looked for first");
+            let bills = recorded.is_some_and(Recorded::may_bill);
+            let bills = if bills { " and may bill" } else { "" };
+            reason.push_str(&format!(
+                "; a try is unresolved{bills}: it is looked for first"
+            ));
         }
         Call::new(Verdict::Delete, reason).teardown(Verb::Release)
     }
@@ -428,7 +432,8 @@ fn unresolved(recorded: &Recorded) -> Call {
     }
     let reason = match last {
         Some((attempt, open)) => format!(
-            "unresolved, may bill: try {attempt} at provider `{}` has no answer; it is looked for before anything is rented",
+            "{}: try {attempt} at provider `{}` has no answer; it is looked for before anything is rented",
+            recorded.unresolved(),
             open.launch.provider
         ),
         None => "its rental was begun and not finished".to_owned(),

@@ -286,7 +286,7 @@ fn less(money: MicroDollars, other: MicroDollars) -> MicroDollars {
 }
 
 /// The most that one new machine may cost: the ceiling where a fresh quote may be taken, nothing where all is free.
-fn at_most(row: &Row<'_>, terms: &LeaseTerms, input: &Draft<'_>) -> MicroDollars {
+pub(super) fn at_most(row: &Row<'_>, terms: &LeaseTerms, input: &Draft<'_>) -> MicroDollars {
     let listed = terms
         .shortlist
         .iter()

@@ -3,6 +3,7 @@
 //! Every line can be understood without colour. Equal instances of one table are one block. A person reads the reason
 //! first and the fields after it; the sums come last, where the eye is when the text has scrolled by.
 
+use super::accounts::accounts;
 use super::ends::{edited, ends_by, lapsed, may_be_taken, nothing_but_ended};
 use super::made::made_with;
 use super::page::{Ink, Level, Page, View};
@@ -313,10 +314,9 @@ fn lease(page: &mut Page, id: &LeaseId, terms: &LeaseTerms, change: &Change, lev
         page.para(8, &failover(terms));
     }
     if terms.unresolved {
-        page.para(
-            8,
-            &format!("a machine of {id} may be there and bill already"),
-        );
+        let free = terms.ends == EndsBy::Free;
+        let bills = if free { "" } else { " and bill" };
+        page.para(8, &format!("a machine of {id} may be there{bills} already"));
     }
     for text in made_with(change, terms) {
         page.para(8, &text);
@@ -510,6 +510,7 @@ fn summary(page: &mut Page, plan: &Plan, level: Level) {
         page.para(0, &format!("Steps: {}.", tally(plan)));
     }
     page.para(0, &money(plan));
+    accounts(page, plan);
     if let Some(spent) = spent(plan) {
         page.para(0, &spent);
     }

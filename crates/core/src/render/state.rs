@@ -90,7 +90,7 @@ pub fn show(state: &State, address: &Address, view: &View) -> Option<String> {
 
 fn status(recorded: &Recorded) -> String {
     if recorded.is_unresolved() {
-        return "unresolved, may bill".to_owned();
+        return recorded.unresolved().to_owned();
     }
     match (&recorded.pending, &recorded.receipt) {
         (Some(pending), _) if pending.cause.is_some() => {

@@ -106,6 +106,15 @@ impl Spent {
         }
     }
 
+    /// A sum that is known.
+    pub const fn exactly(sum: MicroDollars) -> Self {
+        Self {
+            least: sum,
+            most: sum,
+            since: None,
+        }
+    }
+
     /// Nothing was and nothing may have been spent.
     pub const fn is_zero(&self) -> bool {
         self.most.0 == 0

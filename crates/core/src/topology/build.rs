@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::caps;
 use super::commands;
 use super::convert::{self, Declared};
 use super::hosts;
@@ -260,11 +261,13 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
     let programs = commands::read(fields);
     let own_hosts = hosts::read(fields);
     let within = super::selection::read(fields);
+    let caps = caps::read(fields);
     let kind = match which? {
         Which::Local => {
             foreign(fields, "local", &["api_key", "url", "ssh_key"]);
             foreign(fields, "local", &commands::KEYS);
             foreign(fields, "local", &hosts::KEYS);
+            foreign(fields, "local", &caps::KEYS);
             ProviderKind::Local {
                 slots,
                 price_per_hour,
@@ -288,16 +291,18 @@ fn provider(fields: &Fields<'_>) -> Option<Provider> {
             let others = ["slots", "price_per_hour", "api_key", "url", "ssh_key"];
             foreign(fields, "ssh", &others);
             foreign(fields, "ssh", &commands::KEYS);
+            foreign(fields, "ssh", &caps::KEYS);
             hosts::kind(fields, own_hosts)?
         }
         Which::Command => {
             let others = ["slots", "price_per_hour", "api_key", "url", "ssh_key"];
             foreign(fields, "command", &others);
             foreign(fields, "command", &hosts::KEYS);
+            caps::need_list(fields, fields.has("list"));
             commands::kind(fields, programs)?
         }
     };
-    Some(Provider { kind, within })
+    Some(Provider { kind, within, caps })
 }
 
 /// Keys that belong to another kind of provider.

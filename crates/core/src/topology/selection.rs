@@ -94,7 +94,7 @@ pub(super) fn check(
         root.fault(at, "topology/conflict", message, hint);
     };
     for (name, provider) in providers {
-        let Provider { kind, within } = provider;
+        let Provider { kind, within, .. } = provider;
         if let (Some((why, hint)), false) = (untyped(kind), within.instance_types.is_empty()) {
             fault(("provider", name, "instance_types"), why, hint);
         }
@@ -105,7 +105,7 @@ pub(super) fn check(
     }
     for (name, offer) in offers {
         let provider = providers.get(&offer.provider);
-        let (Some(wanted), Some(Provider { kind, within })) = (&offer.instance_type, provider)
+        let (Some(wanted), Some(Provider { kind, within, .. })) = (&offer.instance_type, provider)
         else {
             continue;
         };

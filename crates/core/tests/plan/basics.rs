@@ -36,6 +36,7 @@ pub fn options(mode: Mode) -> Options {
         watched: true,
         renew: Renew::Nothing,
         boot: None,
+        rooms: BTreeMap::new(),
     }
 }
 
@@ -177,6 +178,7 @@ pub fn machines(count: u32) -> Topology {
                     price_per_hour: MicroDollars(0),
                 },
                 within: Default::default(),
+                caps: Default::default(),
             },
         )]),
         offers: BTreeMap::from([(name("box"), offer)]),

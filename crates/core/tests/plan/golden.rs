@@ -14,6 +14,7 @@
 //! agent LEASE has | gone | unknown WHY
 //! agent LEASE without ADDRESS | failed STAGE WHY | other ADDRESS
 //! unsee                             forget what was seen
+//! room NAME MOST|- DOLLARS|- blind WHY | [PRICE|? ...]      caps of an account, and what others have there
 //! lapse LEASE idle|lifetime|spend ends|stays WHY    it is beyond a limit; its machine is released, or not yet
 //! unwatched                         there is no watcher
 //! renew [LEASE]                     leases that lapsed are rented again
@@ -30,15 +31,15 @@ use stageline_core::id::{Address, Attempt, Fingerprint, LeaseId, Name, Sha256};
 use stageline_core::journal::Record;
 use stageline_core::offer::{Bid, Gpu, Quote, Supply};
 use stageline_core::plan::{
-    Desired, Draft, Market, Markets, Mode, ModelFacts, Options, Plan, Renew, check, draft,
-    expand_within, interruptions, memory_known,
+    Beside, Desired, Draft, Marked, Market, Markets, Mode, ModelFacts, Options, Plan, Renew, Room,
+    check, draft, expand_within, interruptions, memory_known,
 };
 use stageline_core::render::{self, Level, View};
 use stageline_core::resource::{Cause, FailureClass, Spec};
 use stageline_core::state::{
     Edit, Limit, Observed, ObservedAgent, ObservedLease, ObservedStage, Seen,
 };
-use stageline_core::topology::{self, SourceFile, VarSources};
+use stageline_core::topology::{self, Caps, SourceFile, VarSources};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use crate::basics::{model, options};
@@ -132,6 +133,10 @@ impl Story<'_> {
                 let quotes = market.quotes.as_mut().expect("it can be seen");
                 quotes.retain(|other| other.id != quote.id);
                 quotes.push(quote);
+            }
+            ["room", provider, most, total, beside @ ..] => {
+                let room = room((most, total), beside);
+                self.options.rooms.insert(name(provider), room);
             }
             ["apply", file, rest @ ..] => self.apply(file, rest),
             [how @ ("refuse" | "doubt"), at, why @ ..] => self.fail(how, &address(at), why),
@@ -335,6 +340,27 @@ impl Story<'_> {
             }
         }
         agent
+    }
+}
+
+/// What others have on an account, and how much may be there.
+fn room((most, total): (&str, &str), beside: &[&str]) -> Room {
+    let marked = beside.iter().zip(1..).map(|(price, n)| Marked {
+        machine: format!("other-{n}").parse().expect("an id"),
+        key: None,
+        price_per_hour: price.parse().ok(),
+    });
+    Room {
+        caps: Caps {
+            max_leases: most.parse().ok(),
+            max_total_per_hour: total.parse().ok(),
+        },
+        beside: match beside {
+            ["blind", why @ ..] => Err(cause(why)),
+            _ => Ok(Beside {
+                machines: marked.collect(),
+            }),
+        },
     }
 }
 

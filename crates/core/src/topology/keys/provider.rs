@@ -3,7 +3,7 @@
 //! Definitions alone, as all of [`super`].
 
 use super::placing::{INSTANCE_TYPES, REGIONS};
-use super::{Change, Choice, KEY, Key, Kind, Need, TableDef};
+use super::{COUNT_MAX, Change, Choice, KEY, Key, Kind, Need, TableDef};
 
 /// The adapters that exist.
 const PROVIDER_KINDS: &[Choice] = &[
@@ -89,6 +89,28 @@ pub(super) static PROVIDER: TableDef = TableDef {
         },
         REGIONS,
         INSTANCE_TYPES,
+        Key {
+            name: "max_leases",
+            kind: Kind::Integer {
+                min: 1,
+                max: COUNT_MAX,
+            },
+            need: Need::Optional("no cap"),
+            doc: "Clouds, and `command` with `list`: the most machines at once on its account that carry our mark, over all topologies that \
+                  share it. Counted from the provider's own listing, while planning and again before and after each launch: of topologies that \
+                  launch in the same moment, the machine with the higher name gives way.",
+            example: "4",
+            ..KEY
+        },
+        Key {
+            name: "max_total_per_hour",
+            kind: Kind::Money { zero: false },
+            need: Need::Optional("no cap"),
+            doc: "Clouds, and `command` with `list`: the most that all these machines together may cost. While one of another topology has \
+                  no price that could be counted, nothing is rented.",
+            example: "6.00",
+            ..KEY
+        },
         Key {
             name: "hosts",
             kind: Kind::Tables(&HOST),

@@ -1,0 +1,153 @@
+//! What providers billed for the machines of a state, by their own word, and what of it is an estimate since.
+//!
+//! It is told and never recorded: a bill comes late, and the ledger's bounds hold without it.
+
+use std::collections::BTreeMap;
+
+use stageline_core::id::{MachineId, Name};
+use stageline_core::resource::{Cause, LeaseReceipt, Receipt};
+use stageline_core::state::State;
+use stageline_core::unit::{MicroDollars, Timestamp};
+
+use crate::provider::{Charged, Providers};
+
+/// A machine that is or was there.
+#[derive(Clone, Debug)]
+struct Span {
+    price_per_hour: MicroDollars,
+    from: Timestamp,
+    /// When it was proven gone; none while it is there.
+    to: Option<Timestamp>,
+}
+
+/// What one provider says that it billed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bill {
+    /// For so many machines of this state.
+    pub machines: usize,
+    /// So much.
+    pub amount: MicroDollars,
+    /// Up to when at least, of each of them.
+    pub to: Option<Timestamp>,
+    /// Not billed yet, by prices and times.
+    pub estimated: MicroDollars,
+}
+
+/// Asks every provider that tells its charges and that this state has or had machines at.
+pub async fn bills(
+    state: &State,
+    providers: &Providers,
+    now: Timestamp,
+) -> Vec<(Name, Result<Bill, Cause>)> {
+    let mut sellers: BTreeMap<(Name, String), BTreeMap<MachineId, Span>> = BTreeMap::new();
+    for (receipt, to) in receipts(state) {
+        let seller = (receipt.provider.clone(), receipt.provider_kind.clone());
+        let span = Span {
+            price_per_hour: receipt.price_per_hour,
+            from: receipt.created_at,
+            to,
+        };
+        let machines = sellers.entry(seller).or_default();
+        machines.insert(receipt.machine.clone(), span);
+    }
+    let asked = sellers
+        .into_iter()
+        .map(|((name, kind), machines)| async move {
+            let provider = providers.get(&name, &kind).ok()?;
+            let since = machines.values().map(|span| span.from).min()?;
+            let bill = match provider.charges(since, now).await {
+                Ok(None) => return None,
+                Ok(Some(charged)) => Ok(sum(&machines, &charged, now)),
+                Err(blind) => Err(blind.cause),
+            };
+            Some((name, bill))
+        });
+    let told = futures::future::join_all(asked).await;
+    told.into_iter().flatten().collect()
+}
+
+fn receipts(state: &State) -> impl Iterator<Item = (&LeaseReceipt, Option<Timestamp>)> {
+    let there = state.resources.values().flat_map(|recorded| {
+        let held = match &recorded.receipt {
+            Some(Receipt::Lease(held)) => Some(&**held),
+            Some(_) | None => None,
+        };
+        let left = recorded.attempts.values();
+        held.into_iter()
+            .chain(left.filter_map(|open| open.leaving.as_deref()))
+            .map(|receipt| (receipt, None))
+    });
+    let ended = state.ended.iter();
+    ended
+        .map(|ended| (&ended.receipt, Some(ended.ended_at)))
+        .chain(there)
+}
+
+fn sum(machines: &BTreeMap<MachineId, Span>, charged: &[Charged], now: Timestamp) -> Bill {
+    let mut bill = Bill {
+        machines: 0,
+        amount: MicroDollars::ZERO,
+        to: None,
+        estimated: MicroDollars::ZERO,
+    };
+    for (machine, span) in machines {
+        let own = charged.iter().find(|one| one.machine == *machine);
+        if let Some(own) = own {
+            bill.machines += 1;
+            bill.amount = bill.amount.saturating_add(own.amount);
+            bill.to = Some(bill.to.map_or(own.to, |to| to.min(own.to)));
+        }
+        let billed_to = own.map_or(span.from, |own| own.to);
+        let open = span.to.unwrap_or(now).duration_since(billed_to);
+        let seconds = u128::try_from(open.as_secs()).unwrap_or(0);
+        let cost = seconds * u128::from(span.price_per_hour.0) / 3600;
+        let cost = MicroDollars(u64::try_from(cost).unwrap_or(u64::MAX));
+        bill.estimated = bill.estimated.saturating_add(cost);
+    }
+    bill
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).expect("a time")
+    }
+
+    #[test]
+    fn what_is_not_billed_yet_is_an_estimate_and_what_is_billed_is_none() {
+        let span = |to| Span {
+            price_per_hour: MicroDollars(3_600_000),
+            from: at(0),
+            to,
+        };
+        let id = |text: &str| text.parse::<MachineId>().expect("an id");
+        let machines = BTreeMap::from([
+            (id("runs"), span(None)),
+            (id("ended"), span(Some(at(50)))),
+            (id("late"), span(Some(at(50)))),
+            (id("new"), span(None)),
+        ]);
+        let charged = |machine, amount, to| Charged {
+            machine: id(machine),
+            amount: MicroDollars(amount),
+            to: at(to),
+        };
+        let told = [
+            charged("runs", 70_000, 70),
+            charged("ended", 50_000, 50),
+            charged("late", 20_000, 20),
+            charged("somebody's", 9_000_000, 99),
+        ];
+        let bill = sum(&machines, &told, at(100));
+        assert_eq!((bill.machines, bill.amount), (3, MicroDollars(140_000)));
+        // 30 s of the one that runs, 30 s of the late one, all of the new one; a second costs a thousandth of a dollar.
+        assert_eq!(bill.estimated, MicroDollars(160_000));
+        assert_eq!(bill.to, Some(at(20)));
+        // A clock that is ahead of ours makes nothing negative.
+        let ahead = [charged("runs", 70_000, 500)];
+        let bill = sum(&BTreeMap::from([(id("runs"), span(None))]), &ahead, at(100));
+        assert_eq!(bill.estimated, MicroDollars::ZERO);
+    }
+}
