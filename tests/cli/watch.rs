@@ -288,7 +288,7 @@ fn what_is_too_old_is_ended_by_one_look_and_what_is_no_longer_declared_is_forgot
     world
         .run("plan")
         .exits(0)
-        .says("that lease.node[1] ended by its limit is forgotten")
+        .says("how lease.node[1] ended before is forgotten")
         .says("lease.node[0]: ended by its max_lifetime");
     world.apply();
     world.edit("count = 1", "count = 2");
