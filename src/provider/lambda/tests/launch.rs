@@ -132,7 +132,15 @@ fn a_machine_that_is_pushed_to_is_told_its_host_key_and_nothing_of_its_agent() {
         pair.public().as_ref().map(|key| key.as_str())
     );
     assert_eq!(config["ssh_authorized_keys"], json!(["ssh-ed25519 AAAA"]));
-    assert!(config.get("write_files").is_none() && config.get("runcmd").is_none());
+    assert!(config.get("runcmd").is_none());
+    // Only what starts a pushed agent again, at each boot, as its user.
+    let [again] = config["write_files"].as_array().expect("files").as_slice() else {
+        panic!("one file: {config}");
+    };
+    let path = again["path"].as_str().expect("a text");
+    assert!(path.starts_with("/var/lib/cloud/scripts/per-boot/"));
+    let script = again["content"].as_str().expect("a text");
+    assert!(script.contains("/machines/*/again") && script.contains("su ubuntu"));
     // Neither the agent's package, nor what lets us in.
     let package = crate::provider::http::package(&request.boot, None).environment();
     assert!(package.values().all(|piece| !text.contains(piece.as_str())));
