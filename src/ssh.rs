@@ -36,6 +36,7 @@ pub use push::{Load, push};
 pub use session::Session;
 
 /// From the first packet until somebody answers, and until we are let in.
+#[cfg(feature = "ssh")]
 const DIAL_MAX: Duration = Duration::from_secs(5);
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
