@@ -297,6 +297,11 @@ pub(super) fn log(world: &World, id: &str) -> Reply {
     )
 }
 
+/// A moment as bills have it: whole seconds.
+fn second(epoch: f64) -> Option<i64> {
+    format!("{:.0}", epoch.floor()).parse().ok()
+}
+
 /// What was charged, in pages. A range of days must be given.
 pub(super) fn charges(world: &World, account: &str, query: &BTreeMap<String, String>) -> Reply {
     let filters = query.get("select_filters");
@@ -332,7 +337,7 @@ pub(super) fn charges(world: &World, account: &str, query: &BTreeMap<String, Str
             machine.count(now);
             let end = machine.gone_from.map_or(now, |gone| gone.min(now));
             json!({
-                "start": world.clock.epoch(machine.created), "end": world.clock.epoch(end), "type": "instance",
+                "start": second(world.clock.epoch(machine.created)), "end": second(world.clock.epoch(end)), "type": "instance",
                 "source": format!("instance-{}", machine.id), "description": machine.facts.gpus.first().map(|gpu| &gpu.model),
                 "amount": dollars(machine.meter.total().0), "metadata": { "label": machine.label }, "items": [],
             })
