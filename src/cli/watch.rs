@@ -344,7 +344,7 @@ impl Watcher<'_> {
                 "{}: its machine is gone by the provider's listing; `stageline plan` shows what that means",
                 one.lease
             );
-            self.once(&one.lease.to_string(), &text);
+            self.once(&taken::about(&one.lease), &text);
             self.failed(&one.lease, now);
         }
         if beyond.is_empty() && pending.is_empty() {

@@ -1,6 +1,7 @@
 //! The watcher as a process of its own: it ends leases that are beyond their limits, survives its own death, and what it
 //! ended stays ended until somebody renews it.
 
+use std::io::BufRead as _;
 use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
@@ -270,6 +271,50 @@ fn a_machine_that_works_is_not_idle_and_one_that_is_frozen_is() {
     stopped(child).says("its agent did not answer for");
     world.is_clean();
     kept_ended(&world, "idle_timeout");
+}
+
+#[test]
+fn a_machine_that_is_lost_is_told_soon_and_once() {
+    let world = limited("idle_timeout = \"20m\"");
+    let mut running = watcher(&world);
+    let child = running.0.as_mut().expect("it runs");
+    let stderr = child.stderr.take().expect("piped");
+    let (line, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let all = std::io::BufReader::new(stderr).lines();
+        // Nobody listens any more when the test is over.
+        all.map_while(Result::ok)
+            .all(|text| line.send(text).is_ok());
+    });
+    let next = |wanted: &str| loop {
+        let line = lines.recv_timeout(std::time::Duration::from_secs(60));
+        let line = line.unwrap_or_else(|_| panic!("nobody said `{wanted}`"));
+        if line.contains(wanted) {
+            break line;
+        }
+    };
+    next("watching");
+    let machine = world.machines().remove(0);
+    for pid in world.processes_of(&machine, "agent") {
+        kill(pid, Signal::KILL);
+    }
+    std::fs::remove_dir_all(&machine).expect("removed");
+    let told = next("its machine is ");
+    assert!(
+        told.contains("gone by the provider's listing") && told.contains("`stageline plan` shows"),
+        "{told}"
+    );
+    // The other one is lost too, and the first is not told again.
+    let first = told;
+    let machine = world.machines().remove(0);
+    for pid in world.processes_of(&machine, "agent") {
+        kill(pid, Signal::KILL);
+    }
+    std::fs::remove_dir_all(&machine).expect("removed");
+    let told = next("its machine is ");
+    assert_ne!(first, told);
+    stopped(running);
+    world.destroy();
 }
 
 #[test]
