@@ -5,7 +5,6 @@
 
 mod elf;
 
-use std::cmp::Reverse;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -54,12 +53,8 @@ impl Builds {
         if host.libc.is_empty() {
             fits.sort_by_key(|(_, needs)| needs.libc);
         } else {
-            fits.sort_by_key(|(path, needs)| {
-                (
-                    self.own.as_ref() != Some(path),
-                    Reverse(needs.libc.is_any()),
-                )
-            });
+            let own = self.own.as_ref();
+            fits.sort_by_key(|(path, needs)| (own != Some(path), needs.libc.is_any()));
         }
         if fits.is_empty() {
             return Err(unfit(host, &all));
@@ -282,6 +277,16 @@ mod tests {
         }
         let workers = builds.workers(&any, &host(arch, "no C library"));
         assert_eq!(workers, [any.with_file_name("stageline-worker")]);
+        // Of a folder, too.
+        let gnu = folder.path().join("gnu");
+        std::fs::create_dir(&gnu).expect("made");
+        let gnu = gnu.join("stageline");
+        std::os::unix::fs::symlink(std::env::current_exe().expect("a program"), &gnu)
+            .expect("linked");
+        let pushed = Builds::new(None, vec![folder.path().to_owned()]);
+        let fitting = |libc| pushed.fitting(&host(arch, libc)).expect("some fit");
+        assert_eq!(fitting("glibc 2.99"), [gnu.clone(), any.clone()]);
+        assert_eq!(fitting(""), [any.clone(), gnu]);
         let elsewhere = if arch == "x86_64" {
             "aarch64"
         } else {

@@ -18,7 +18,8 @@ S="$HOME/.stageline"
 D="$S/$I"
 if [ -e "$S" ]; then [ -x "$S" ] || { echo "$S is not ours to enter" >&2; exit 73; }; fi
 if [ -e "$D" ]; then [ -x "$D" ] || { echo "$D is not ours to enter" >&2; exit 73; }; fi
-processes() { grep -lF "STAGELINE_MACHINE_DIR=$D/machines/$1" /proc/[0-9]*/environ 2>/dev/null; }
+# Without -z, what is behind the first variable is no text to a busybox.
+processes() { grep -lzF "STAGELINE_MACHINE_DIR=$D/machines/$1" /proc/[0-9]*/environ 2>/dev/null; }
 "#;
 
 /// Who has it, and what runs of ours. What runs comes last: of what was started before that, a process is seen as long as it lives.
@@ -130,7 +131,7 @@ R=
 [ "$3" = unmarked ] && R=again
 shift 3
 for V in "$@"; do
-  [ -n "$(printenv "$V")" ] && continue
+  eval "[ -n \"\$$V\" ]" && continue
   X=$(tr "\0" "\n" 2>/dev/null </proc/1/environ | sed -n "s/^$V=//p" | head -n 1)
   [ -n "$X" ] && export "$V=$X"
 done
@@ -143,17 +144,20 @@ if [ -n "$R" ]; then
   cat >again.new <<"EOS" && mv -f again.new again || exit 73
 cd "${0%/*}" || exit 73
 while read -r V; do
-  [ -n "$(printenv "$V")" ] && continue
+  eval "[ -n \"\$$V\" ]" && continue
   X=$(tr "\0" "\n" 2>/dev/null </proc/1/environ | sed -n "s/^$V=//p" | head -n 1)
   [ -n "$X" ] && export "$V=$X"
 done <variables
 export STAGELINE_MACHINE_DIR="$PWD/agent"
 P=
 command -v setsid >/dev/null && P=setsid
-nohup $P "$(cat program)" agent --dir "$PWD/agent" >>out 2>&1 </dev/null &
+trap "" HUP
+$P "$(cat program)" agent --dir "$PWD/agent" >>out 2>&1 </dev/null &
 EOS
 fi
-nohup $P "$S/bin/$B/stageline" agent --boot-env --dir "$M/agent" >>"$M/out" 2>&1 </dev/null &
+# Not every busybox has nohup.
+trap "" HUP
+$P "$S/bin/$B/stageline" agent --boot-env --dir "$M/agent" >>"$M/out" 2>&1 </dev/null &
 N=0
 while [ -z "$(processes "$K/")" ] && [ $N -lt 30 ]; do
   N=$((N + 1))
