@@ -71,8 +71,8 @@ struct Watcher<'a> {
     topology: Option<Topology>,
     hands: Option<Arc<AgentClient>>,
     again: BTreeMap<LeaseId, Again>,
-    /// When providers were asked last whether machines that do not answer were taken away.
-    asked: Option<Duration>,
+    /// When providers were asked last what became of machines that do not answer, and of which.
+    asked: Option<(Duration, BTreeSet<LeaseId>)>,
     /// What was said last, so that it is not said every few seconds.
     said: BTreeMap<String, String>,
 }

@@ -52,7 +52,7 @@ const ANY: Endpoint = Endpoint::each("any", Duration::from_millis(1100));
 const LAUNCH_EVERY: Duration = Duration::from_secs(12);
 
 /// Turns for a launch are a little further apart: each has its way there and back.
-const LAUNCH: Endpoint = Endpoint::each("launch", Duration::from_millis(12_500));
+const LAUNCH: Endpoint = Endpoint::each("launch", Duration::from_millis(12_200));
 
 /// And so is what is really sent: between a turn and its launch the offer is read again, which takes now more, now less.
 const SENT: Endpoint = Endpoint::each("launch, as sent", LAUNCH_EVERY);

@@ -11,7 +11,7 @@ use super::super::Failure;
 use super::Watcher;
 use crate::watch::{self, Beyond, Heard};
 
-/// Providers are asked about silent machines at one look in so many.
+/// Providers are asked about the same silent machines at one look in so many.
 const ASKED_EVERY: u32 = 6;
 
 impl Watcher<'_> {
@@ -34,13 +34,14 @@ impl Watcher<'_> {
         for lease in well {
             self.said.remove(&about(lease));
         }
-        let asked = self
-            .asked
-            .is_some_and(|at| now < at + self.every * ASKED_EVERY);
+        let asked = self.asked.as_ref().is_some_and(|(at, before)| {
+            now < *at + self.every * ASKED_EVERY
+                && suspects.iter().all(|lease| before.contains(*lease))
+        });
         if suspects.is_empty() || asked {
             return Ok(Vec::new());
         }
-        self.asked = Some(now);
+        self.asked = Some((now, suspects.iter().copied().cloned().collect()));
         let observed = self.observe(state).await?;
         for lease in &suspects {
             if let Some(what) = observed.leases.get(*lease).and_then(lost) {
