@@ -442,7 +442,10 @@ fn wanted(
         let offers = lease.offers.iter();
         let offers = offers.filter_map(|name| topology.offers.get(name));
         for offer in offers.filter(|offer| offer.provider == *provider) {
-            let both = offer.requirement.and(&lease.requirement);
+            let Some(declared) = topology.providers.get(provider) else {
+                continue;
+            };
+            let both = offer.taken_by(lease, &declared.kind).requirement;
             let both = both.and(&stock::asked(lease, provider, volumes));
             let bidding = Spot::of(offer.spot, lease.spot);
             let bid = bidding.map(|bidding| (both.clone(), bidding.bid));

@@ -23,9 +23,17 @@ pub(crate) async fn types(
     wanted: impl Fn(&Name) -> bool,
 ) -> Result<(), Vec<Diagnostic>> {
     let said = |name: &Name| {
+        let of = |offer: &Name| {
+            topology
+                .offers
+                .get(offer)
+                .is_some_and(|it| it.provider == *name)
+        };
         let mut offers = topology.offers.values();
-        let own = offers.any(|offer| offer.provider == *name && offer.instance_type.is_some());
-        own || !topology.providers[name].within.instance_types.is_empty()
+        let mut leases = topology.leases.values();
+        offers.any(|offer| offer.provider == *name && offer.instance_type.is_some())
+            || leases.any(|it| it.instance_type.is_some() && it.offers.iter().any(of))
+            || !topology.providers[name].within.instance_types.is_empty()
     };
     let mut known: BTreeMap<Name, BTreeSet<String>> = BTreeMap::new();
     for (name, declared) in &topology.providers {

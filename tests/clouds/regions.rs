@@ -56,6 +56,39 @@ fn a_table_of_lambda_leaves_regions_and_types_and_prefers_in_their_order() {
     desk.agrees(0);
 }
 
+/// Keys of offers in a lease: they hold for its machines alone.
+#[test]
+fn a_lease_says_of_which_type_its_machines_are_and_what_they_run() {
+    let desk = Desk::of(Kind::Runpod, vec![], 600, 1);
+    desk.edit(
+        "[lease.node]",
+        "[lease.node]\ninstance_type = \"AMPERE_24\"",
+    );
+    desk.edit(
+        "[lease.node]",
+        "[lease.node]\nimage = \"stageline/agent:2\"",
+    );
+    desk.run("plan").exits(0).says("1x NVIDIA GeForce RTX 3090");
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    {
+        let inner = desk.cloud.world.lock();
+        let machine = inner.machines.values().next().expect("one");
+        assert_eq!(machine.image, "stageline/agent:2");
+    }
+    desk.edit("AMPERE_24", "ADA_24");
+    desk.run("plan --detailed-exitcode")
+        .exits(2)
+        .says("its machine no longer fits: provider.pool=ada_24 (it has AMPERE_24)");
+    desk.edit("ADA_24", "ADA_25");
+    desk.run("plan")
+        .exits(1)
+        .says("lease.node: no provider of its offers has an instance type `ADA_25`")
+        .says("did you mean `ADA_24`?");
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+}
+
 #[test]
 fn an_offer_of_runpod_is_by_a_type_or_by_a_pool_of_types() {
     let desk = Desk::new(Kind::Runpod, vec![]);

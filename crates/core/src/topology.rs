@@ -29,6 +29,7 @@ mod schema;
 mod selection;
 mod spot;
 mod stages;
+mod taken;
 mod value;
 mod vars;
 
@@ -273,6 +274,18 @@ pub struct Lease {
     pub attempts: Option<u32>,
     /// Narrows what every offer allows.
     pub requote: Option<Requote>,
+    /// Of which type its machines are, by the provider's own name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
+    /// Decides for its machines what the offers say of the image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Decides for its machines who may pull it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub registry: Option<Registry>,
+    /// Decides for its machines how the agent gets there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentSource>,
     /// Decides for its machines what the offers say of bids.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot: Option<Spot>,

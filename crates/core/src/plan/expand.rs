@@ -497,23 +497,23 @@ impl<'a> Expansion<'a> {
             .filter_map(|name| {
                 let offer = self.topology.offers.get(name)?;
                 let provider = self.topology.providers.get(&offer.provider)?;
+                let taken = offer.taken_by(lease, &provider.kind);
                 let limits = [
-                    offer.max_price_per_hour,
-                    lease.max_price_per_hour,
+                    taken.max_price_per_hour,
                     self.topology.limits.max_price_per_hour,
                 ];
                 Some(Terms {
                     offer: name.clone(),
                     provider: offer.provider.clone(),
                     provider_kind: provider.kind.as_str().to_owned(),
-                    requirement: offer.requirement.and(&lease.requirement),
+                    agent: taken.agent_on(&provider.kind),
+                    requirement: taken.requirement,
                     within: provider.within.clone(),
                     ceiling: limits.into_iter().flatten().min(),
-                    image: offer.image.clone(),
-                    registry: offer.registry.clone(),
-                    agent: offer.agent_on(&provider.kind),
+                    image: taken.image,
+                    registry: taken.registry,
                     mounts: Vec::new(),
-                    requote: offer.requote.max(lease.requote.unwrap_or_default()),
+                    requote: taken.requote,
                     spot: Spot::of(offer.spot, lease.spot),
                     on_demand_since: None,
                 })

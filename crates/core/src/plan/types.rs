@@ -33,6 +33,24 @@ pub fn unknown_types(
             }));
         }
     }
+    for (name, lease) in &topology.leases {
+        let Some(wanted) = &lease.instance_type else {
+            continue;
+        };
+        let offers = lease.offers.iter();
+        let providers = offers.filter_map(|offer| Some(&topology.offers.get(offer)?.provider));
+        let providers: BTreeSet<&Name> = providers.collect();
+        let missed = providers.iter();
+        let missed = missed.map(|provider| missing(known.get(*provider), wanted));
+        // What one of them has is taken there.
+        let missed: Option<Vec<String>> = missed.collect();
+        if let Some(hint) = missed.and_then(|hints| hints.into_iter().next()) {
+            let wanted = shown(wanted);
+            let message =
+                format!("lease.{name}: no provider of its offers has an instance type `{wanted}`");
+            faults.push(Diagnostic::error("plan/no-such-type", message).hint(hint));
+        }
+    }
     faults
 }
 

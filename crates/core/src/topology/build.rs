@@ -11,8 +11,8 @@ use super::leases;
 use super::read::{Field, Fields, Reader};
 use super::value::{At, Entry, Table, Value};
 use super::{
-    AgentSource, Check, Cloud, Exposure, Limits, Offer, Provider, ProviderKind, Relay, Requote,
-    SecretRef, Serve, Spot, Topology, Via,
+    AgentSource, Check, Cloud, Exposure, Limits, Offer, Provider, ProviderKind, Registry, Relay,
+    Requote, SecretRef, Serve, Spot, Topology, Via,
 };
 use crate::diagnostic::{Diagnostic, shown};
 use crate::id::Name;
@@ -48,13 +48,15 @@ pub(super) fn topology<'a>(reader: &'a Reader<'a>, root: &'a Table) -> Option<To
     };
     let providers = named(&fields, "provider", |table| provider(table));
     let mut offers = named(&fields, "offer", |table| offer(table, &scope));
-    super::rented::check(&fields, &providers, &offers);
-    super::registry::check(&fields, &providers, &offers);
     super::selection::check(&fields, &providers, &mut offers);
     commands::offers(&fields, &providers, &mut offers);
     super::rented::reached(&fields, &providers);
     let leases = named(&fields, "lease", |table| leases::lease(table, &scope));
     leases::total_count(&fields, &leases);
+    let taken = super::taken::all(&providers, &offers, &leases);
+    super::rented::check(&fields, &taken);
+    super::registry::check(&fields, &taken);
+    super::selection::of_leases(&fields, &providers, &offers, &leases);
     super::mounts::check(&fields, &providers, &offers, &leases);
     super::spot::check(&fields, &limits, &providers, &offers, &leases);
     super::rented::ends(&fields, limits.max_spend, &providers, &offers, &leases);
@@ -341,20 +343,16 @@ fn agent(fields: &Fields<'_>) -> Option<AgentSource> {
 fn offer(fields: &Fields<'_>, scope: &Scope) -> Option<Offer> {
     let provider = fields.read("provider", |field| convert::name_of(field, &scope.declared));
     let terms = terms(fields);
-    let image = fields.read("image", convert::image);
-    let registry = super::registry::read(fields);
-    let agent = agent(fields);
-    let instance_type = fields.read("instance_type", super::selection::name);
     let claims = match fields.get("claims") {
         Some(field) => inside(fields, field, "claims").map(|claims| commands::claims(&claims)),
         None => None,
     };
     Some(Offer {
-        instance_type,
         claims,
-        image,
-        registry,
-        agent,
+        instance_type: terms.instance_type,
+        image: terms.image,
+        registry: terms.registry,
+        agent: terms.agent,
         requirement: terms.requirement,
         max_price_per_hour: terms.max_price_per_hour,
         idle_timeout: terms.idle_timeout.unwrap_or(IDLE_TIMEOUT),
@@ -376,6 +374,10 @@ pub(super) struct Terms {
     pub(super) acquire_timeout: Option<Millis>,
     pub(super) attempts: Option<u32>,
     pub(super) requote: Option<Requote>,
+    pub(super) instance_type: Option<String>,
+    pub(super) image: Option<String>,
+    pub(super) registry: Option<Registry>,
+    pub(super) agent: Option<AgentSource>,
     pub(super) spot: Option<Spot>,
 }
 
@@ -397,6 +399,10 @@ pub(super) fn terms(fields: &Fields<'_>) -> Terms {
         requote: fields.read("requote", |field| {
             convert::choice(field, &[Requote::WithinCeiling, Requote::Never])
         }),
+        instance_type: fields.read("instance_type", super::selection::name),
+        image: fields.read("image", convert::image),
+        registry: super::registry::read(fields),
+        agent: agent(fields),
         spot: super::spot::read(fields),
     }
 }

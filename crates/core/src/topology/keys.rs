@@ -224,8 +224,8 @@ pub(super) static ROOT: TableDef = TableDef {
         Key {
             name: "lease",
             kind: Kind::Named(&LEASE),
-            doc: "Machines wanted now. A lease may carry any key of an offer but `provider`, and so narrow it: of two limits \
-                  the smaller wins, of two requirements both must hold.",
+            doc: "Machines wanted now. A lease may carry any key of an offer but `provider` and `claims`, and so narrow it: of two limits \
+                  the smaller wins, of two requirements both must hold, and of what is one thing, such as `image`, the one of the lease.",
             example: "{ node = { offers = [\"small\"], count = 2 } }",
             ..KEY
         },
@@ -485,7 +485,7 @@ static OFFER: TableDef = TableDef {
 };
 
 static LEASE: TableDef = TableDef {
-    doc: "Machines wanted now. It may carry any key of an offer but `provider`, and so narrow it.",
+    doc: "Machines wanted now. It may carry any key of an offer but `provider` and `claims`, and so narrow it.",
     keys: &[
         Key {
             name: "offers",
@@ -527,7 +527,11 @@ static LEASE: TableDef = TableDef {
         UNGUARDED,
         narrowing(WHERE),
         narrowing(MAX_PRICE),
+        narrowing(INSTANCE_TYPE),
         narrowing(SPOT),
+        narrowing(IMAGE),
+        narrowing(REGISTRY),
+        narrowing(AGENT),
         narrowing(IDLE_TIMEOUT),
         narrowing(MAX_LIFETIME),
         narrowing(ACQUIRE_TIMEOUT),

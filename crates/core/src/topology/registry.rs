@@ -1,16 +1,13 @@
-//! Who may pull a private image: the key `registry` of an offer.
+//! Who may pull a private image: the key `registry` of an offer or a lease.
 //!
 //! It is for the registry that the image is on and no other, and only where a provider pulls images for its machines.
-
-use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::read::Fields;
-use super::rented::place;
-use super::{Offer, Provider, ProviderKind, SecretRef, build, convert};
-use crate::id::Name;
+use super::taken::Taken;
+use super::{ProviderKind, SecretRef, build, convert};
 
 /// Where images are that name no place.
 const USUAL: &str = "docker.io";
@@ -29,7 +26,7 @@ pub struct Registry {
     pub password: SecretRef,
 }
 
-/// Reads the key `registry` of an offer.
+/// Reads the key `registry` of an offer or a lease.
 pub(super) fn read(fields: &Fields<'_>) -> Option<Registry> {
     let field = fields.get("registry")?;
     let inner = build::inside(fields, field, "registry")?;
@@ -62,19 +59,15 @@ fn place_of(server: &str) -> &str {
 }
 
 /// Whether each login is one that its provider can use, for the image of its offer.
-pub(super) fn check(
-    root: &Fields<'_>,
-    providers: &BTreeMap<Name, Provider>,
-    offers: &BTreeMap<Name, Offer>,
-) {
-    for (name, offer) in offers {
-        let Some(registry) = &offer.registry else {
+pub(super) fn check(root: &Fields<'_>, taken: &[Taken<'_>]) {
+    for taken in taken {
+        let Some(registry) = &taken.offer.registry else {
             continue;
         };
         let fault = |code, message: String, hint: String| {
-            root.fault(place(root, "offer", name, "registry"), code, message, hint);
+            root.fault(taken.place(root, "registry"), code, message, hint);
         };
-        let kind = providers.get(&offer.provider).map(|it| &it.kind);
+        let kind = taken.provider.map(|it| &it.kind);
         let pulls = match kind {
             Some(ProviderKind::Cloud { cloud, .. }) => cloud.takes_images(),
             Some(
@@ -88,13 +81,13 @@ pub(super) fn check(
         if !pulls {
             let kind = kind.map_or("", ProviderKind::as_str);
             let message = format!(
-                "`offer.{name}`: no image is pulled for machines of `{kind}`, so that there is nothing to log in for"
+                "{taken}: no image is pulled for machines of `{kind}`, so that there is nothing to log in for"
             );
             fault("topology/conflict", message, "remove `registry`".to_owned());
             continue;
         }
-        let Some(image) = &offer.image else {
-            let message = format!("`offer.{name}` has a `registry` and no `image` to pull from it");
+        let Some(image) = &taken.offer.image else {
+            let message = format!("{taken} has a `registry` and no `image` to pull from it");
             let hint = format!(
                 "add `image = \"{}/...\"`, or remove `registry`",
                 registry.server
@@ -105,7 +98,7 @@ pub(super) fn check(
         let (on, of) = (server_of(image), place_of(&registry.server));
         if on != of {
             let message =
-                format!("`offer.{name}`: its image is on `{on}`, and its `registry` is for `{of}`");
+                format!("{taken}: its image is on `{on}`, and its `registry` is for `{of}`");
             let hint = format!(
                 "write `server = \"{on}\"`, or the whole reference of the image, with its registry"
             );

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::read::Fields;
+use super::taken::Taken;
 use super::value::At;
 use super::{Claims, Cloud, Lease, Offer, Provider, ProviderKind};
 use crate::id::{Name, Sha256};
@@ -114,52 +115,40 @@ pub enum Requote {
 }
 
 /// What only rented machines have.
-pub(super) fn check(
-    root: &Fields<'_>,
-    providers: &BTreeMap<Name, Provider>,
-    offers: &BTreeMap<Name, Offer>,
-) {
-    for (name, offer) in offers {
-        let kind = providers
-            .get(&offer.provider)
-            .map(|provider| &provider.kind);
-        if let Some(ProviderKind::Cloud { cloud, .. }) = kind {
-            agent_comes_from(root, name, offer, *cloud);
+pub(super) fn check(root: &Fields<'_>, taken: &[Taken<'_>]) {
+    for taken in taken {
+        match taken.provider.map(|provider| &provider.kind) {
+            Some(ProviderKind::Cloud { cloud, .. }) => agent_comes_from(root, taken, *cloud),
+            Some(ProviderKind::Ssh { .. }) => own_host(root, taken),
+            Some(ProviderKind::Local { .. }) => not_rented(root, taken),
+            Some(ProviderKind::Command { .. }) | None => {}
         }
-        let given = [
-            ("image", offer.image.is_some()),
-            ("agent", offer.agent.is_some()),
-        ];
-        if matches!(kind, Some(ProviderKind::Ssh { .. })) {
-            own_host(root, name, offer);
-        }
-        if !matches!(kind, Some(ProviderKind::Local { .. })) {
-            continue;
-        }
-        for (key, _) in given.iter().filter(|(_, given)| *given) {
-            let message = format!(
-                "`offer.{name}`: a machine on this computer is not rented and has no `{key}`"
-            );
-            root.fault(
-                place(root, "offer", name, key),
-                "topology/conflict",
-                message,
-                format!("remove `{key}`, or take a provider of another kind"),
-            );
+    }
+}
+
+fn not_rented(root: &Fields<'_>, taken: &Taken<'_>) {
+    let (image, agent) = (&taken.offer.image, &taken.offer.agent);
+    for (key, given) in [("image", image.is_some()), ("agent", agent.is_some())] {
+        if given {
+            let message =
+                format!("{taken}: a machine on this computer is not rented and has no `{key}`");
+            let hint = format!("remove `{key}`, or take a provider of another kind");
+            root.fault(taken.place(root, key), "topology/conflict", message, hint);
         }
     }
 }
 
 /// A machine of one's own runs no image, and its agent is always pushed.
-fn own_host(root: &Fields<'_>, name: &Name, offer: &Offer) {
-    let pushed = matches!(offer.agent, None | Some(AgentSource::Ssh));
-    for (key, wrong) in [("image", offer.image.is_some()), ("agent", !pushed)] {
+fn own_host(root: &Fields<'_>, taken: &Taken<'_>) {
+    let (image, agent) = (&taken.offer.image, &taken.offer.agent);
+    let pushed = matches!(agent, None | Some(AgentSource::Ssh));
+    for (key, wrong) in [("image", image.is_some()), ("agent", !pushed)] {
         if wrong {
             let message = format!(
-                "`offer.{name}`: a machine of one's own runs no image, and its agent is pushed over SSH"
+                "{taken}: a machine of one's own runs no image, and its agent is pushed over SSH"
             );
             root.fault(
-                place(root, "offer", name, key),
+                taken.place(root, key),
                 "topology/conflict",
                 message,
                 format!("remove `{key}`"),
@@ -169,24 +158,24 @@ fn own_host(root: &Fields<'_>, name: &Name, offer: &Offer) {
 }
 
 /// An agent that is in an image needs one.
-fn agent_comes_from(root: &Fields<'_>, name: &Name, offer: &Offer, cloud: Cloud) {
-    if offer.agent != Some(AgentSource::Image) {
+fn agent_comes_from(root: &Fields<'_>, taken: &Taken<'_>, cloud: Cloud) {
+    if taken.offer.agent != Some(AgentSource::Image) {
         return;
     }
-    let fault = |key, code, message: String, hint| {
-        root.fault(place(root, "offer", name, key), code, message, hint);
+    let fault = |code, message: String, hint| {
+        root.fault(taken.place(root, "agent"), code, message, hint);
     };
     let else_pushed = "remove `agent`, so that it is pushed over SSH, or write `agent = { url = \"...\", sha256 = \"...\" }`";
     if !cloud.takes_images() {
         let message = format!(
-            "`offer.{name}`: machines of `{}` run no image that could have the agent",
+            "{taken}: machines of `{}` run no image that could have the agent",
             cloud.as_str()
         );
-        fault("agent", "topology/conflict", message, else_pushed);
-    } else if offer.image.is_none() {
-        let message = format!("`offer.{name}` does not say which image has the agent");
+        fault("topology/conflict", message, else_pushed);
+    } else if taken.offer.image.is_none() {
+        let message = format!("{taken} does not say which image has the agent");
         let hint = "add `image = \"...\"`; or remove `agent`, so that it is pushed over SSH";
-        fault("agent", "topology/missing-key", message, hint);
+        fault("topology/missing-key", message, hint);
     }
 }
 
@@ -229,13 +218,16 @@ pub(super) fn reached(root: &Fields<'_>, providers: &BTreeMap<Name, Provider>) {
     }
 }
 
-/// Where a key of `[kind.NAME]` stands.
+/// Where a key of `[kind.NAME]` stands; the file, where it does not.
 pub(super) fn place(root: &Fields<'_>, kind: &str, name: &Name, key: &str) -> At {
-    let entry = root.table.entries.get(kind).and_then(|tables| {
-        let table = tables.node.value.table()?.entries.get(name.as_str())?;
-        table.node.value.table()?.entries.get(key)
-    });
-    entry.map_or(root.at, |entry| entry.key_at)
+    found(root, kind, name, key).unwrap_or(root.at)
+}
+
+/// Where a key of `[kind.NAME]` stands, if it does.
+pub(super) fn found(root: &Fields<'_>, kind: &str, name: &Name, key: &str) -> Option<At> {
+    let tables = root.table.entries.get(kind)?.node.value.table()?;
+    let table = tables.entries.get(name.as_str())?.node.value.table()?;
+    table.entries.get(key).map(|entry| entry.key_at)
 }
 
 /// A lease that costs money ends some day: by both of its limits, or by what the topology may spend.

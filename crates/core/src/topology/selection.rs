@@ -1,4 +1,4 @@
-//! `regions` and `instance_types` of a provider, `instance_type` of an offer: which of what is sold may be taken.
+//! `regions` and `instance_types` of a provider, `instance_type` of an offer or a lease: which of what is sold may be taken.
 //!
 //! Which names there are is not known here: the planner holds them against what the provider has.
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::convert;
 use super::read::{Field, Fields};
 use super::rented::place;
-use super::{Cloud, Offer, Provider, ProviderKind};
+use super::{Cloud, Lease, Offer, Provider, ProviderKind};
 use crate::diagnostic::shown;
 use crate::id::Name;
 use crate::offer::{INSTANCE_TYPE, POOL, Requirement, Selection};
@@ -105,42 +105,71 @@ pub(super) fn check(
     }
     for (name, offer) in offers {
         let provider = providers.get(&offer.provider);
-        let (Some(wanted), Some(Provider { kind, within, .. })) = (&offer.instance_type, provider)
-        else {
+        let (Some(wanted), Some(provider)) = (&offer.instance_type, provider) else {
             continue;
         };
-        let at = ("offer", name, "instance_type");
-        if let Some((why, hint)) = untyped(kind) {
-            fault(at, why, hint);
+        match type_of(provider, &offer.provider, wanted) {
+            Ok(term) => offer.requirement = offer.requirement.and(&term),
+            Err((why, hint)) => fault(("offer", name, "instance_type"), &why, hint),
+        }
+    }
+}
+
+/// Whether a lease that says a type takes offers of providers alone that have types.
+pub(super) fn of_leases(
+    root: &Fields<'_>,
+    providers: &BTreeMap<Name, Provider>,
+    offers: &BTreeMap<Name, Offer>,
+    leases: &BTreeMap<Name, Lease>,
+) {
+    for (name, lease) in leases {
+        let Some(wanted) = &lease.instance_type else {
             continue;
-        }
-        let listed = |one: &String| one.eq_ignore_ascii_case(wanted);
-        let left = within.instance_types.is_empty() || within.instance_types.iter().any(listed);
-        if !left && field_of(kind, wanted) == INSTANCE_TYPE {
-            let pools = |one: &String| field_of(kind, one) == POOL;
-            if !within.instance_types.iter().any(pools) {
-                let why = format!(
-                    "`instance_types` of provider `{}` leaves `{}` out",
-                    offer.provider,
-                    shown(wanted)
-                );
-                fault(at, &why, "add it there, or take it out here");
+        };
+        for offer_name in &lease.offers {
+            let Some(of) = offers.get(offer_name).map(|offer| &offer.provider) else {
                 continue;
-            }
-        }
-        let term = Requirement::only(field_of(kind, wanted), wanted);
-        match term {
-            Some(term) => offer.requirement = offer.requirement.and(&term),
-            None => {
-                let why = format!("`{}` is no name of a type", shown(wanted));
-                fault(
-                    at,
-                    &why,
-                    "`stageline offers` shows the names that there are",
+            };
+            let declared = providers.get(of);
+            if let Some(Err((why, hint))) = declared.map(|it| type_of(it, of, wanted)) {
+                let message = format!(
+                    "`lease.{name}` cannot have `instance_type` with `offer.{offer_name}`: {why}"
                 );
+                let at = place(root, "lease", name, "instance_type");
+                root.fault(at, "topology/conflict", message, hint);
             }
         }
     }
+}
+
+/// What machines of this type have, at a provider of this name; or why there can be none of it, and what to do.
+fn type_of(
+    provider: &Provider,
+    name: &Name,
+    wanted: &str,
+) -> Result<Requirement, (String, &'static str)> {
+    let Provider { kind, within, .. } = provider;
+    if let Some((why, hint)) = untyped(kind) {
+        return Err((why.to_owned(), hint));
+    }
+    let listed = |one: &String| one.eq_ignore_ascii_case(wanted);
+    let left = within.instance_types.is_empty() || within.instance_types.iter().any(listed);
+    let pools = |one: &String| field_of(kind, one) == POOL;
+    if !left && field_of(kind, wanted) == INSTANCE_TYPE && !within.instance_types.iter().any(pools)
+    {
+        let wanted = shown(wanted);
+        let why = format!("`instance_types` of provider `{name}` leaves `{wanted}` out");
+        return Err((why, "add it there, or take it out here"));
+    }
+    term(kind, wanted).ok_or_else(|| {
+        let why = format!("`{}` is no name of a type", shown(wanted));
+        (why, "`stageline offers` shows the names that there are")
+    })
+}
+
+/// What a machine of this type has.
+pub(super) fn term(kind: &ProviderKind, wanted: &str) -> Option<Requirement> {
+    Requirement::only(field_of(kind, wanted), wanted)
 }
 
 /// Which field of a machine has this name: that of its type, or that of a pool of types, which is written in capitals.

@@ -161,6 +161,15 @@ fn a_type_that_a_provider_does_not_have_is_told_with_those_that_it_has() {
         ]
     );
     assert!(unknown_types(&topology, &BTreeMap::new()).is_empty());
+    let mut topology = only(&[], &[]);
+    let lease = topology.leases.values_mut().next().expect("it");
+    lease.instance_type = Some("Larg".to_owned());
+    let faults = unknown_types(&topology, &has);
+    assert_eq!(
+        faults[0].message,
+        "lease.gpu: no provider of its offers has an instance type `Larg`"
+    );
+    assert_eq!(faults[0].hint.as_deref(), Some("did you mean `large`?"));
     let has = ["gpu_1x_a10", "gpu_1x_h100_pcie", "gpu_1x_h100_sxm5"].map(str::to_owned);
     let has = BTreeMap::from([(name("here"), BTreeSet::from(has))]);
     let mut topology = only(&[], &[]);
