@@ -58,6 +58,8 @@ pub struct Traits {
     pub acquire_timeout: Duration,
     /// How long a provider that takes no release, or cannot be seen, is asked again before that is told.
     pub refused_after: Duration,
+    /// A machine costs money from its create on; else from when it runs.
+    pub bills_booting: bool,
     /// A stopped machine goes on costing money.
     pub bills_while_stopped: bool,
     /// The machine can end itself with a key that can do only that.

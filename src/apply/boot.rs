@@ -298,6 +298,9 @@ impl<'a> Run<'a> {
             offer: held.offer.clone(),
             quote: held.quote.clone(),
             price_per_hour: held.price_per_hour,
+            boots_free: provider
+                .as_ref()
+                .is_ok_and(|provider| !provider.traits().bills_booting),
             reservation: match provider {
                 Ok(provider) => reserved(provider.as_ref(), ceiling, held.price_per_hour),
                 Err(_) => ceiling

@@ -198,6 +198,7 @@ impl<'a> Run<'a> {
             price_per_hour: quote.price_per_hour,
             reservation: reserved(provider, terms.ceiling, quote.price_per_hour),
             limits: Some(LeaseLimits::of(spec)),
+            boots_free: !provider.traits().bills_booting,
             place: match (spec.same, spec.spread) {
                 (None, None) => Place::default(),
                 (_, _) => quote.facts.place(),

@@ -34,7 +34,7 @@ pub(crate) fn total(ledger: &Ledger) -> Option<String> {
         .since
         .map_or_else(String::new, |since| format!(" since {since:.0}"));
     let why = if total.is_uncertain() {
-        "; a range where nobody saw when a machine ended, or looked since"
+        "; a range where nobody saw when a machine began to run or ended, or looked since"
     } else {
         ""
     };

@@ -119,6 +119,7 @@ impl CommandProvider {
             request_timeout: timeout + program::TERM_MAX + UNDO_MAX + Duration::from_secs(1),
             acquire_timeout: Duration::from_secs(15 * 60),
             refused_after: REFUSED_AFTER,
+            bills_booting: true,
             bills_while_stopped: true,
             self_destroy: false,
             offers_are_one: false,

@@ -374,6 +374,7 @@ fn traits(api: &Api) -> Traits {
         // Eight H100 take 25 minutes until they run; then the agent is fetched.
         acquire_timeout: scaled(Duration::from_secs(45 * 60)).max(Duration::from_secs(120)),
         refused_after: REFUSED_AFTER,
+        bills_booting: true,
         bills_while_stopped: true,
         self_destroy: false,
         offers_are_one: false,

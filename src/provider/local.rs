@@ -99,6 +99,7 @@ impl LocalProvider {
             request_timeout: REQUEST_TIMEOUT,
             acquire_timeout: Duration::from_secs(60),
             refused_after: REFUSED_AFTER,
+            bills_booting: true,
             bills_while_stopped: false,
             self_destroy: false,
             offers_are_one: false,

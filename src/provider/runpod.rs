@@ -270,6 +270,7 @@ fn traits(api: &Api) -> Traits {
         // The pull of a large image included.
         acquire_timeout: scaled(Duration::from_secs(20 * 60)).max(Duration::from_secs(120)),
         refused_after: REFUSED_AFTER,
+        bills_booting: true,
         bills_while_stopped: true,
         self_destroy: true,
         offers_are_one: false,

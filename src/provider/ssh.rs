@@ -95,6 +95,7 @@ impl SshProvider {
             request_timeout: REQUEST_TIMEOUT,
             acquire_timeout: ACQUIRE_TIMEOUT,
             refused_after: REFUSED_AFTER,
+            bills_booting: true,
             bills_while_stopped: false,
             self_destroy: false,
             offers_are_one: false,

@@ -97,6 +97,7 @@ impl Vastai {
             // An image of some GB on a host with a slow line.
             acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(120)),
             refused_after: REFUSED_AFTER,
+            bills_booting: false,
             bills_while_stopped: true,
             self_destroy: true,
             offers_are_one: true,

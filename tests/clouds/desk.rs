@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use stageline::ambient::{Clock as _, SystemClock};
+use stageline::core::state::{Spent, State};
 use stageline::sim::{self, Fault, Faults, Kind, Options, Running};
 use tokio::runtime::Runtime;
 
@@ -262,6 +264,26 @@ listen = "127.0.0.1:0"
         let (held, there) = (self.held(), self.there());
         assert_eq!(held, there, "recorded, and there");
         assert_eq!(there.len(), count);
+        self.bill_is_as_counted();
+    }
+
+    /// What the cloud bills, by its quick clock, lies between the two bounds of the ledger.
+    pub(crate) fn bill_is_as_counted(&self) {
+        let billed = self.cloud.world.bill().0 / u64::from(self.cloud.world.clock.speed());
+        let ran = self.run("state pull");
+        ran.exits(0);
+        let document: serde_json::Value = serde_json::from_str(ran.text.trim()).expect("JSON");
+        let state: State = serde_json::from_value(document["state"].clone()).expect("a state");
+        let now = state.ledger_now(SystemClock.now(), SystemClock.boot_point().as_ref());
+        let Spent { least, most, .. } = state.ledger(now, |_| false).total;
+        // Rates are whole micro-dollars an hour.
+        let slack = self.cloud.world.lock().machines.len() as u64;
+        assert!(
+            least.0 <= billed + slack && billed <= most.0 + slack,
+            "the cloud bills {billed}, the ledger says {} to {} micro-dollars",
+            least.0,
+            most.0
+        );
     }
 }
 

@@ -364,6 +364,9 @@ pub struct Launch {
     /// The limits that its machine is under from its first moment. Entries of before have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LeaseLimits>,
+    /// Its provider bills a machine from when it runs, not while it boots.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub boots_free: bool,
     /// Where the quote's machine is, for a lease that must be near others or apart from them.
     #[serde(default, skip_serializing_if = "Place::is_unknown")]
     pub place: Place,

@@ -109,6 +109,7 @@ fn started(generation: u32, attempt: u32) -> Record {
             offer: name("cheap"),
             quote: QuoteId("17".to_owned()),
             price_per_hour: PRICE,
+            boots_free: false,
             reservation: CEILING,
             limits: None,
             place: Place::default(),

@@ -231,6 +231,7 @@ async fn a_try_on_record_is_no_orphan_and_one_given_up_is_told() {
         offer: "any".parse().expect("a name"),
         quote: QuoteId("small".to_owned()),
         price_per_hour: PRICE,
+        boots_free: false,
         reservation: PRICE,
         limits: None,
         place: stageline_core::offer::Place::default(),

@@ -61,6 +61,7 @@ impl AccountSpec {
                 request_timeout: Duration::from_secs(30),
                 acquire_timeout: Duration::from_secs(20 * 60),
                 refused_after: REFUSED_AFTER,
+                bills_booting: true,
                 bills_while_stopped: true,
                 self_destroy: false,
                 offers_are_one: false,

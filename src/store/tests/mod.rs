@@ -108,6 +108,7 @@ fn try_of(index: u32, attempt: Attempt) -> Record {
             offer: name("cheap"),
             quote: QuoteId("17".to_owned()),
             price_per_hour: MicroDollars(100_000),
+            boots_free: false,
             reservation: MicroDollars(200_000),
             limits: None,
             place: stageline_core::offer::Place::default(),

@@ -42,7 +42,7 @@ pub struct Summary {
     pub keep: usize,
 }
 
-/// What `state show --json` prints.
+/// What `state pull` prints.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct StateDocument<'a> {
     /// `stageline-state`.

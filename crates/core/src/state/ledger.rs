@@ -54,6 +54,9 @@ pub struct Billed {
     /// When it was seen last.
     #[schemars(with = "String")]
     pub seen: Timestamp,
+    /// Its provider bills it from when it runs, and it was not seen to run yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub booting: bool,
     /// What its provider says, by a clock of its own: counts instead of all that, and on from when it was said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dated: Option<Dated>,
@@ -225,6 +228,7 @@ impl Billed {
             since,
             maybe_since,
             seen: since,
+            booting: false,
             dated: None,
         }
     }
@@ -246,16 +250,34 @@ impl Billed {
             Some(dated) if dated.dates.over => return dated.spent(rate),
             Some(dated) => (dated.spent(rate), dated.at, dated.at),
         };
+        let least = if self.booting {
+            MicroDollars::ZERO
+        } else {
+            over(rate, since, seen).0
+        };
         sure.and(Spent {
-            least: over(rate, since, seen).0,
+            least,
             most: over(rate, maybe_since, now).1,
             since: None,
         })
     }
 
+    /// It was seen to run: from here on it surely costs its rate.
+    pub(super) fn runs(&mut self, rate: MicroDollars, now: Timestamp) {
+        if self.booting && self.dated.is_none() {
+            self.rate_changed(rate, rate, now);
+        }
+        self.booting = false;
+    }
+
     /// The rate was another one when it was looked at. When it changed is not known: some time after it was last seen.
     pub(super) fn rate_changed(&mut self, was: MicroDollars, is: MicroDollars, now: Timestamp) {
         let (low, high) = (was.min(is), was.max(is));
+        let low = if self.booting {
+            MicroDollars::ZERO
+        } else {
+            low
+        };
         let seen = self.seen.min(now);
         let gap = Spent {
             least: over(low, seen, now).0,

@@ -161,6 +161,8 @@ struct WrittenBilled {
     maybe_since: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seen: Option<Timestamp>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    booting: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     dated: Option<Dated>,
 }
@@ -174,6 +176,7 @@ impl WrittenBilled {
                 since: Some(billed.since),
                 maybe_since: Some(billed.maybe_since),
                 seen: Some(billed.seen),
+                booting: billed.booting,
                 dated: billed.dated,
             };
         };
@@ -182,6 +185,7 @@ impl WrittenBilled {
             since: Some(billed.since).filter(|since| *since != usual.since),
             maybe_since: Some(billed.maybe_since).filter(|since| *since != usual.maybe_since),
             seen: Some(billed.seen).filter(|seen| *seen != usual.seen),
+            booting: billed.booting,
             dated: billed.dated,
         }
     }
@@ -201,6 +205,7 @@ fn usual_account(receipt: Option<&Receipt>, tried_since: Option<Timestamp>) -> O
         since: lease.created_at,
         maybe_since,
         seen: lease.created_at,
+        booting: false,
         dated: None,
     })
 }

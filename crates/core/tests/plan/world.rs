@@ -356,6 +356,7 @@ fn launch(
         offer: choice.offer.clone(),
         quote: choice.quote.id.clone(),
         price_per_hour: choice.quote.price_per_hour,
+        boots_free: false,
         reservation: choice.quote.price_per_hour,
         limits: None,
         place: Place::default(),

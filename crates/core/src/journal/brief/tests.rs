@@ -61,6 +61,7 @@ fn started(index: u32) -> Record {
             account: None,
             quote: QuoteId("q".to_owned()),
             price_per_hour: MicroDollars(7),
+            boots_free: false,
             reservation: MicroDollars(9),
             limits: None,
             place: Place::default(),

@@ -76,6 +76,7 @@ fn holding(key: &str) -> State {
         offer: "gpu".parse().expect("a name"),
         quote: crate::offer::QuoteId("7".to_owned()),
         price_per_hour: MicroDollars(400_000),
+        boots_free: false,
         reservation: MicroDollars(500_000),
         limits: None,
         place: crate::offer::Place::default(),

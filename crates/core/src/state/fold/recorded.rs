@@ -134,12 +134,13 @@ impl Recorded {
             return;
         };
         billed.seen = billed.seen.max(now);
-        self.billed = Some(billed);
         if let Some(Receipt::Lease(receipt)) = &mut self.receipt {
+            billed.runs(receipt.price_per_hour, now);
             receipt.ready = Some(ready);
             let (_, attempt) = receipt.request_key.try_of();
             self.attempts.remove(&attempt);
         }
+        self.billed = Some(billed);
     }
 
     /// The account of the machine in a new receipt: opened, or gone on with, perhaps at another rate.
@@ -160,9 +161,15 @@ impl Recorded {
                 }
                 billed
             }
-            None => Billed::of(receipt, open.and_then(|open| open.counted_since), clock),
+            None => Billed {
+                booting: open.is_some_and(|open| open.launch.boots_free),
+                ..Billed::of(receipt, open.and_then(|open| open.counted_since), clock)
+            },
         };
         billed.seen = billed.seen.max(now);
+        if receipt.ready.is_some() {
+            billed.runs(receipt.price_per_hour, now);
+        }
         self.billed = Some(billed);
     }
 

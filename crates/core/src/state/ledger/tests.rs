@@ -3,11 +3,12 @@
 use super::super::{Genesis, OpenAttempt};
 use super::*;
 use crate::id::{
-    Attempt, Epoch, Fingerprint, Generation, JournalNumber, Lineage, Nonce, OperatorId, RequestKey,
-    WriterId,
+    Attempt, EndpointKey, Epoch, Fingerprint, Generation, JournalNumber, Lineage, Nonce,
+    OperatorId, RequestKey, WriterId,
 };
 use crate::journal::{Entry, FORMAT, Launch, Record, Verb};
-use crate::offer::QuoteId;
+use crate::offer::{Facts, QuoteId};
+use crate::resource::{Contact, LeaseReady};
 use crate::unit::Millis;
 
 const LINEAGE: Lineage = Lineage([7; 16]);
@@ -31,6 +32,8 @@ pub(super) fn lease() -> LeaseId {
 pub(super) struct Story {
     pub(super) state: State,
     n: u64,
+    /// Its provider bills from when a machine runs.
+    boots_free: bool,
 }
 
 impl Story {
@@ -43,7 +46,11 @@ impl Story {
             }),
             ..State::default()
         };
-        let mut story = Self { state, n: 0 };
+        let mut story = Self {
+            state,
+            n: 0,
+            boots_free: false,
+        };
         story.begin(0, Some(("b", 0)));
         story
     }
@@ -98,6 +105,7 @@ impl Story {
                 offer: "cheap".parse().expect("a name"),
                 quote: QuoteId("17".to_owned()),
                 price_per_hour: RATE,
+                boots_free: self.boots_free,
                 reservation: RATE.times(2),
                 limits: None,
                 place: crate::offer::Place::default(),
@@ -125,7 +133,11 @@ impl Story {
                 price_per_hour,
                 created_at,
                 place: crate::offer::Place::default(),
-                ready: None,
+                ready: (verb == Verb::Await).then(|| LeaseReady {
+                    facts: Facts::default().into(),
+                    endpoint: EndpointKey([3; 32]),
+                    contact: Contact::default(),
+                }),
             })))
         });
         self.say(vec![Record::Done {
@@ -195,6 +207,32 @@ fn a_rate_that_moved_counts_low_and_high_since_the_machine_was_seen() {
         story.spent(at(300), true),
         (100 + 100 + 200, 100 + 200 + 200)
     );
+}
+
+#[test]
+fn a_machine_that_is_billed_from_when_it_runs_costs_its_boot_perhaps_and_the_rest_surely() {
+    let mut story = Story::begun();
+    story.boots_free = true;
+    story.started(1, 0);
+    story.done(Verb::Acquire, Some(RATE), 2);
+    story.seen(60);
+    assert_eq!(story.spent(at(100), true), (0, 100), "it boots");
+    let json = serde_json::to_string(&story.state).expect("plain data");
+    let read: State = serde_json::from_str(&json).expect("it reads what it writes");
+    assert_eq!(read, story.state);
+    story.done(Verb::Record, Some(RATE.times(2)), 100);
+    assert_eq!(story.spent(at(100), true), (0, 60 + 2 * 40));
+    story.done(Verb::Await, Some(RATE.times(2)), 110);
+    assert_eq!(story.spent(at(120), true), (20, 60 + 2 * 60));
+    story.done(Verb::Release, None, 121);
+    assert_eq!(story.spent(at(9999), false), (0, 60 + 2 * 61));
+    let mut never = Story::begun();
+    never.boots_free = true;
+    never.started(1, 0);
+    never.done(Verb::Acquire, Some(RATE), 0);
+    never.seen(300);
+    never.done(Verb::Release, None, 301);
+    assert_eq!(never.spent(at(9999), false), (0, 301), "it never ran");
 }
 
 #[test]
@@ -292,6 +330,7 @@ fn launch() -> Launch {
         offer: "cheap".parse().expect("a name"),
         quote: QuoteId("17".to_owned()),
         price_per_hour: RATE,
+        boots_free: false,
         reservation: RATE.times(2),
         limits: None,
         place: crate::offer::Place::default(),

@@ -91,6 +91,7 @@ impl Billed {
             since: at,
             maybe_since: at,
             seen: at,
+            booting: false,
             dated: None,
         };
         billed.hear(told.price_per_hour, told, at);

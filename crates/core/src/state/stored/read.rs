@@ -144,6 +144,8 @@ struct ReadBilled {
     #[serde(default)]
     seen: Option<Timestamp>,
     #[serde(default)]
+    booting: bool,
+    #[serde(default)]
     dated: Option<Dated>,
 }
 
@@ -155,6 +157,7 @@ impl ReadBilled {
             since: self.since.unwrap_or(usual.since),
             maybe_since: self.maybe_since.unwrap_or(usual.maybe_since),
             seen: self.seen.unwrap_or(usual.seen),
+            booting: self.booting,
             dated: self.dated,
         };
         let whole = || {
@@ -163,6 +166,7 @@ impl ReadBilled {
                 since: self.since?,
                 maybe_since: self.maybe_since?,
                 seen: self.seen?,
+                booting: self.booting,
                 dated: self.dated,
             })
         };
