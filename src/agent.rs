@@ -181,6 +181,9 @@ impl Agent {
         let mover = Arc::clone(&door).serve(Arc::clone(&inner), relay, asked);
         inner.folder.write_contact(&contact)?;
         let means = own_end::Means::find(&inner.config);
+        if means.is_none() {
+            inner.has_no_means();
+        }
         let keeper =
             means.map(|means| own_end::keep(Arc::clone(&inner), means, Arc::new(SystemClock)));
         tracing::info!(lease = %inner.config.lease, ?contact, "the agent listens");

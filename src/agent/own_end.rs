@@ -137,9 +137,15 @@ impl Inner {
         })
     }
 
+    /// It cannot end itself, so that it says of no limits that it keeps them.
+    pub(super) fn has_no_means(&self) {
+        *self.limits.lock().expect("no holder panics") = None;
+    }
+
     /// Keeps these limits from now on, and after a restart.
     pub(super) fn keep_within(&self, limits: LeaseLimits) -> Result<Reply, Refusal> {
-        let Some(own) = &self.config.own_end else {
+        let keeps = self.limits.lock().expect("no holder panics").is_some();
+        let Some(own) = self.config.own_end.as_ref().filter(|_| keeps) else {
             return Ok(Reply::Done);
         };
         let own = OwnEnd {

@@ -310,6 +310,7 @@ const fn delivers(request: &Request) -> bool {
         | Request::Unexpose { .. }
         | Request::Drain { .. }
         | Request::Limit { .. }
+        | Request::AtWork
         | Request::SetUp(_) => false,
     }
 }
@@ -380,6 +381,10 @@ impl Inner {
                 Ok(Reply::Done)
             }
             Request::Limit { limits } => self.keep_within(limits),
+            Request::AtWork => {
+                self.work.begin().succeeded();
+                Ok(Reply::Done)
+            }
             Request::SetUp(order) => self.setup.begin(&order).map(|()| Reply::Done),
             // These two are answered where the stream is.
             Request::Blob { .. } | Request::Logs { .. } => Err(panicked()),

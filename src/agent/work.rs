@@ -1,6 +1,6 @@
 //! What counts as work on this machine, and for how long nothing did.
 //!
-//! Work is: requests that get on, deliveries and starts while they last and when they succeed, and the time until the
+//! Work is: requests that get on, ports of the machine while something goes over them, deliveries and starts while they last and when they succeed, and the time until the
 //! operator first heard of the agent, since nobody can send work before. Not work: status, logs, health probes, and
 //! whatever fails. Times are of the boot-time clock, so that a machine that was suspended was idle, and nobody who sets
 //! the clock changes anything.

@@ -17,7 +17,7 @@ use stageline_core::resource::{
 use stageline_core::unit::{MicroDollars, Millis};
 
 use super::bring::{not_pulled, why_not_heard};
-use super::claims::{held_against, with_claims};
+use super::claims::{cannot_end_itself, held_against, with_claims};
 use super::doubt::{horizon, of_generation};
 use super::lease::reserved;
 use super::room::Counted;
@@ -473,6 +473,9 @@ impl<'a> Run<'a> {
         let claimed = held_against(provider, spec, self.claimed(lease, held, &machine));
         if let Err(cause) = gate(lease, spec, held, &claimed, &facts, machine.price_per_hour) {
             return Ok(Glance::Failed(Failure::of_machine(cause)));
+        }
+        if let Some(cause) = cannot_end_itself(lease, provider, spec, keeps) {
+            return Ok(Glance::Failed(Failure::for_good(cause)));
         }
         if let Some(glance) = self.set_up(lease, spec, held, &target, known).await? {
             return Ok(glance);

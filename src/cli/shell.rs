@@ -8,18 +8,23 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
 use stageline_core::id::{Address, LeaseId};
 use stageline_core::resource::{Cause, FailureClass};
-use stageline_core::state::State;
+use stageline_core::state::{Recorded, State};
 
 use super::console::Console;
 use super::project::Place;
 use super::sellers::Sellers;
-use super::{Exit, Failure, Global, project, session};
+use super::{Exit, Failure, Global, project, relay, session};
 use crate::agent::folder;
 use crate::apply::Keys as _;
+use crate::machine::Target;
+use crate::machine::client::AgentClient;
+use crate::observe;
 use crate::ssh::{Host, Login, OwnKey};
 use crate::store::Mode;
 
@@ -130,6 +135,9 @@ impl Forward {
                     ))
                 })?;
             let address = listener.local_addr()?;
+            let open = Arc::new(AtomicUsize::new(0));
+            let awake = Awake::of(global, &place, &self.lease).await?;
+            let telling = awake.map(|awake| tokio::spawn(awake.keep(Arc::clone(&open))));
             console.data(&format!("{address}\n"))?;
             console.say(&format!(
                 "{}: its port {there} is {address} here, until Ctrl-C",
@@ -138,21 +146,83 @@ impl Forward {
             loop {
                 let accepted = tokio::select! {
                     accepted = listener.accept() => accepted,
-                    _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
+                    _ = tokio::signal::ctrl_c() => break,
                 };
                 let Ok((stream, _)) = accepted else { continue };
                 let (host, lease) = (Arc::clone(&host), self.lease.clone());
+                let open = Arc::clone(&open);
                 tokio::spawn(async move {
+                    open.fetch_add(1, Ordering::Relaxed);
                     let carried = match host.session().await {
                         Ok(session) => session.carry(stream, there).await,
                         Err(error) => Err(error),
                     };
+                    open.fetch_sub(1, Ordering::Relaxed);
                     if let Err(error) = carried {
                         tracing::warn!("{lease}: {error}");
                     }
                 });
             }
+            telling.inspect(tokio::task::JoinHandle::abort);
+            Ok(Exit::Done)
         })
+    }
+}
+
+/// Tells the agent of a machine that it is in use: what goes over SSH it does not see, and by `idle_timeout` it would end.
+struct Awake {
+    hands: Arc<AgentClient>,
+    target: Target,
+    every: Duration,
+}
+
+impl Awake {
+    /// The longest time between two tellings; an earlier one where the machine may be idle for a short time only.
+    const EVERY: Duration = Duration::from_secs(30);
+
+    /// None where no agent is known or may be asked from here.
+    async fn of(global: &Global, place: &Place, lease: &LeaseId) -> Result<Option<Self>, Failure> {
+        let store = place.open(Mode::Read).await?;
+        let state = store.read().await?.state;
+        let Some(target) = observe::target(&state, lease) else {
+            return Ok(None);
+        };
+        let relays = relay::relays(None, &state, &project::folder(global));
+        let recorded = state.resources.get(&Address::Lease(lease.clone()));
+        let limits = recorded.and_then(Recorded::limits_in_force);
+        let every = limits.map_or(Self::EVERY, |limits| limits.idle_timeout.duration() / 4);
+        let hands = session::hands_if_any(&store, &state, relays, place)?;
+        Ok(hands.map(|hands| Self {
+            hands,
+            target,
+            every: every.clamp(Duration::from_secs(1), Self::EVERY),
+        }))
+    }
+
+    /// As long as anything is open, and from the moment that it is.
+    async fn keep(self, open: Arc<AtomicUsize>) {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        let mut told: Option<tokio::time::Instant> = None;
+        let mut complained = false;
+        loop {
+            ticks.tick().await;
+            let due = told.is_none_or(|told| told.elapsed() >= self.every);
+            if open.load(Ordering::Relaxed) == 0 || !due {
+                continue;
+            }
+            told = Some(tokio::time::Instant::now());
+            match self.hands.at_work(&self.target).await {
+                Ok(()) => complained = false,
+                Err(error) if !complained => {
+                    complained = true;
+                    let lease = &self.target.lease;
+                    tracing::warn!(
+                        "{lease}: its agent cannot be told that this port is in use, and may end the machine as idle: {error}"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
     }
 }
 

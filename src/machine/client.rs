@@ -178,6 +178,14 @@ impl AgentClient {
         self.dial.close().await;
     }
 
+    /// Tells an agent that its machine is in use.
+    ///
+    /// # Errors
+    /// When it was not told.
+    pub async fn at_work(&self, target: &Target) -> Result<(), MachineError> {
+        self.ask_done(target, Request::AtWork, GRACE, QUIETLY).await
+    }
+
     /// Asks, and returns the answer. `told` hears what the agent says while it works.
     async fn ask(
         &self,

@@ -229,6 +229,8 @@ pub enum Request {
         /// All of them.
         limits: LeaseLimits,
     },
+    /// Somebody works with the machine in a way that its agent does not see, such as by a port that is carried over SSH.
+    AtWork,
     /// Begins what a machine runs once before it is ready, unless it was begun; its status tells how it ends.
     SetUp(Box<SetupOrder>),
     /// The last bytes of an output. Raw bytes follow the answer until the stream ends.

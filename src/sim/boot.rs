@@ -81,7 +81,12 @@ impl Booter {
             .env_clear()
             .envs(agent_environment())
             .env(MACHINE_DIR, &dir)
-            .envs(own_key(&package, self.kind, id))
+            .envs(
+                machine
+                    .own_key
+                    .then(|| own_key(&package, self.kind, id))
+                    .unwrap_or_default(),
+            )
             .current_dir(&dir)
             .stdin(Stdio::piped())
             .stdout(output.try_clone().ok()?)

@@ -35,6 +35,10 @@ pub const KNOBS: &[(&str, &str)] = &[
         "the answer says no, and a stopped machine is there and bills",
     ),
     (
+        "no-own-key",
+        "the machine is handed no key with which it could end itself",
+    ),
+    (
         "bid-stays",
         "a bid that is too low makes a stopped machine, which bills, and the answer says no; with text \"yes\" it says yes",
     ),

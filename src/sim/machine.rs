@@ -135,6 +135,8 @@ pub struct Machine {
     pub bills_booting: bool,
     /// For so long it is on its way out, and bills, once its end was asked for.
     pub ends_within: u64,
+    /// It is handed a key with which it can end itself, where its provider has such keys.
+    pub own_key: bool,
     /// What it costs.
     pub meter: Meter,
     /// Its agent.

@@ -253,6 +253,7 @@ impl World {
             ghost_until: 0,
             bills_booting: wish.bills_booting,
             ends_within: wish.ends_within,
+            own_key: fires("no-own-key").is_none(),
             meter,
             agent: None,
             started: false,

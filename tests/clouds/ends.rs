@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use stageline::sim::Kind;
+use stageline::sim::{Fault, Kind};
 
 use super::desk::{Desk, SPEED};
 
@@ -46,6 +46,38 @@ fn ends_itself(kind: Kind) {
     assert_eq!(desk.there().len(), 1);
     desk.run("destroy --auto-approve").exits(0);
     desk.agrees(0);
+}
+
+/// It would bill until somebody looks, and the plan said otherwise.
+#[test]
+fn a_machine_that_was_handed_no_key_of_its_own_is_not_kept() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = Desk::of(kind, vec![Fault::of("no-own-key")], SPEED, 1);
+        desk.run("plan").exits(0).says("ends itself");
+        desk.run("apply --auto-approve")
+            .exits(1)
+            .says("lease.node[0]: its machine cannot end itself by its limits")
+            .says("it is being released");
+        desk.agrees(0);
+        desk.run("destroy --auto-approve").exits(0);
+    }
+}
+
+/// An operator that is gone, and a limit on the whole life of a machine.
+#[test]
+fn a_machine_ends_itself_by_its_age_too() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = Desk::of(kind, vec![], SPEED, 1);
+        desk.edit("image = ", "max_lifetime = \"15s\"\nimage = ");
+        desk.run("apply --auto-approve").exits(0);
+        desk.agrees(1);
+        super::host::until("it ended itself", || desk.there().is_empty());
+        desk.run("plan --detailed-exitcode")
+            .exits(2)
+            .says("lease.node[0]: ended by its max_lifetime");
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
 }
 
 /// The machine was rented with twenty minutes, and nobody else would end it.

@@ -421,6 +421,40 @@ fn a_port_of_a_clouds_machine_is_forwarded() {
     }
 }
 
+/// Two machines that end themselves when they are idle, of which one has a port that is open here.
+#[test]
+fn a_machine_whose_port_is_in_use_here_is_not_idle() {
+    use std::io::BufRead as _;
+    let desk = desk_of(Kind::Vastai, vec![], 2);
+    desk.edit("agent = \"ssh\"", "agent = \"ssh\"\nidle_timeout = \"8s\"");
+    desk.run("apply --auto-approve").exits(0);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let there = listener.local_addr().expect("bound").port();
+    let mut forward = desk
+        .command(&format!("forward lease.node[0] 0:{there}"))
+        .spawn()
+        .expect("the binary is there");
+    let pipe = forward.stdout.take().expect("a pipe");
+    let here = std::io::BufReader::new(pipe).lines().next();
+    let here = here.expect("a line").expect("readable");
+    let near = std::net::TcpStream::connect(here.trim()).expect("it listens");
+    let far = listener.accept().expect("carried");
+    super::host::until("the other one ended itself", || desk.there().len() == 1);
+    for _ in 0..3 {
+        desk.run("status").exits(4).says("lease.node[0]");
+    }
+    assert_eq!(desk.there().len(), 1, "it is in use");
+    desk.run("plan --detailed-exitcode")
+        .exits(2)
+        .says("lease.node[1]: ended by its idle_timeout");
+    drop((near, far));
+    super::host::until("it is idle, and ended itself", || desk.there().is_empty());
+    forward.kill().expect("ours");
+    forward.wait().expect("it ends");
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+}
+
 /// Its container is made anew behind our back, and with it the key of its host.
 fn made_anew(desk: &Desk) {
     let set = |stopped: bool| {
