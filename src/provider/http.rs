@@ -18,10 +18,10 @@ mod tolerant;
 mod window;
 
 #[cfg(test)]
-mod tests;
+pub(in crate::provider) mod tests;
 
 pub use account::KeyAccount;
-pub use client::{Answer, Api, Call, Told};
+pub use client::{Answer, Api, Call, ITS_OWN_MIN, Told};
 pub use fault::{Fault, only};
 pub use gate::Endpoint;
 pub use listing::{Shared, whole};

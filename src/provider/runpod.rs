@@ -53,6 +53,7 @@ const REQUESTS: Endpoint = Endpoint {
     name: "requests",
     every: Duration::from_millis(1200),
     burst: 48,
+    by_address: false,
 };
 
 /// Listings by themselves: whoever waits for a proof asks again and again, and would use up what others need.
@@ -60,6 +61,7 @@ const LISTINGS: Endpoint = Endpoint {
     name: "listings",
     every: Duration::from_secs(2),
     burst: 3,
+    by_address: false,
 };
 
 /// How old a listing may be for a mere look at one pod.

@@ -40,11 +40,12 @@ use crate::ssh::{Login, OwnKey};
 
 const URL: &str = "https://console.vast.ai";
 
-/// 10 in a minute.
+/// 10 in a minute, from one address. Every other endpoint counts by key.
 const SEARCH: Endpoint = Endpoint {
     name: "search",
     every: Duration::from_secs(6),
     burst: 10,
+    by_address: true,
 };
 const CREATE: Endpoint = Endpoint::each("create", Duration::from_millis(4500));
 const DESTROY: Endpoint = Endpoint::each("destroy", Duration::from_secs(3));

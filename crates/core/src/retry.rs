@@ -49,6 +49,8 @@ pub struct Policy {
     pub attempts_max: u32,
     /// All of them together.
     pub elapsed_max: Millis,
+    /// Pauses that the other side asks for come on top of that, up to this.
+    pub asked_max: Millis,
     /// After the first failure.
     pub delay_first: Millis,
     /// No delay is longer, but for what the other side asks.
@@ -71,6 +73,7 @@ impl Policy {
     pub const READ: Self = Self {
         attempts_max: 5,
         elapsed_max: Millis::seconds(30),
+        asked_max: Millis::minutes(1),
         delay_first: Millis(500),
         delay_max: Millis::seconds(8),
     };
@@ -91,11 +94,23 @@ impl Policy {
             | FailureClass::Config => false,
         };
         let delay = self.delay(&failure);
-        let in_time = failure.elapsed.0.saturating_add(delay.0) <= self.elapsed_max.0;
+        let until = self.granting(failure.retry_after).elapsed_max;
+        let in_time = failure.elapsed.0.saturating_add(delay.0) <= until.0;
         if helps && failure.attempt < self.attempts_max && in_time {
             Decision::AfterDelay(delay)
         } else {
             Decision::GiveUp
+        }
+    }
+
+    /// What is left of it once that pause was granted.
+    #[must_use]
+    pub fn granting(self, asked: Option<Millis>) -> Self {
+        let granted = asked.unwrap_or(Millis(0)).0.min(self.asked_max.0);
+        Self {
+            elapsed_max: Millis(self.elapsed_max.0.saturating_add(granted)),
+            asked_max: Millis(self.asked_max.0 - granted),
+            ..self
         }
     }
 
@@ -121,6 +136,7 @@ mod tests {
     const LONG: Policy = Policy {
         attempts_max: 40,
         elapsed_max: Millis::minutes(10),
+        asked_max: Millis(0),
         delay_first: Millis::seconds(1),
         delay_max: Millis::seconds(30),
     };
@@ -173,6 +189,29 @@ mod tests {
             LONG.decide(Safety::Repeatable, asked),
             Decision::AfterDelay(Millis::seconds(77))
         );
+    }
+
+    #[test]
+    fn pauses_that_are_asked_for_are_granted_beyond_the_time_for_all_tries() {
+        let after = |elapsed, asked| {
+            let failure = Failure {
+                elapsed: Millis::seconds(elapsed),
+                retry_after: Some(Millis::seconds(asked)),
+                ..failure(FailureClass::Rate, 1)
+            };
+            Policy::READ.decide(Safety::Repeatable, failure)
+        };
+        for (elapsed, asked) in [(0, 45), (0, 60), (29, 60)] {
+            let pause = Decision::AfterDelay(Millis::seconds(asked));
+            assert_eq!(after(elapsed, asked), pause);
+        }
+        for (elapsed, asked) in [(31, 60), (60, 60), (0, 91), (35, 7)] {
+            assert_eq!(after(elapsed, asked), Decision::GiveUp);
+        }
+        let left = Policy::READ.granting(Some(Millis::seconds(45)));
+        let left = left.granting(Some(Millis::seconds(45)));
+        assert_eq!(left.elapsed_max, Millis::seconds(90));
+        assert_eq!(left.asked_max, Millis(0));
     }
 
     #[test]

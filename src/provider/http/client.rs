@@ -25,7 +25,10 @@ use crate::provider::Blind;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// The longest pause that a provider is granted.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+const RETRY_AFTER_MAX: Duration = Policy::READ.asked_max.duration();
+
+/// Seconds here that a phase in which only the provider works has at least: a simulator with a fast clock is not seen more often.
+pub const ITS_OWN_MIN: u64 = 15;
 
 /// The longest text of a provider's that is repeated.
 const WORDS_MAX: usize = 240;
@@ -152,6 +155,12 @@ impl Api {
         }
     }
 
+    /// So many minutes of the provider's clock, and no less than so many seconds here.
+    pub fn minutes(&self, minutes: u64, floor: u64) -> Duration {
+        let span = self.scaled(Duration::from_secs(minutes * 60));
+        span.max(Duration::from_secs(floor))
+    }
+
     /// The gate of an endpoint.
     pub fn gate(&self, endpoint: &Endpoint) -> Arc<Gate> {
         let (place, speed) = match &self.base {
@@ -201,33 +210,8 @@ impl Api {
 
     async fn repeat(&self, call: Call, policy: &Policy) -> Result<Answer, Fault> {
         let gate = self.gate(&call.endpoint);
-        let start = Instant::now();
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            let wait = gate.reserve();
-            if !wait.is_zero() {
-                tokio::time::sleep(wait).await;
-            }
-            let fault = match self.one(&call, &gate).await {
-                Ok(answer) => return Ok(answer),
-                Err(fault) => fault,
-            };
-            let failure = Failure {
-                class: fault.cause.class,
-                effect: fault.effect,
-                attempt,
-                elapsed: millis(start.elapsed()),
-                retry_after: fault.retry_after.map(millis),
-                jitter: u16::from_be_bytes(random()) % 1000,
-            };
-            match policy.decide(Safety::Repeatable, failure) {
-                Decision::AfterDelay(delay) => {
-                    tokio::time::sleep(self.scaled(delay.duration())).await;
-                }
-                Decision::GiveUp | Decision::InDoubt => return Err(fault),
-            }
-        }
+        let pace = |span| self.scaled(span);
+        again(&gate, policy, pace, || self.one(&call, &gate)).await
     }
 
     async fn one(&self, call: &Call, gate: &Gate) -> Result<Answer, Fault> {
@@ -260,7 +244,8 @@ impl Api {
         })
     }
 
-    /// What lies at an address that an answer named, without the key; none while there is nothing yet.
+    /// What lies at an address that an answer named, without the key; none while there is nothing yet. Of what is longer than
+    /// this, its end.
     ///
     /// # Errors
     /// [`Cause`] for an address that is not the provider's to give, and when it cannot be reached.
@@ -292,11 +277,9 @@ impl Api {
             let mut pieces = response.bytes_stream();
             while let Some(piece) = pieces.next().await {
                 let piece = piece.map_err(|error| reason(&error))?;
-                let room = bytes_max.saturating_sub(text.len());
-                text.extend_from_slice(&piece[..piece.len().min(room)]);
-                if text.len() >= bytes_max {
-                    break;
-                }
+                text.extend_from_slice(&piece);
+                let above = text.len().saturating_sub(bytes_max);
+                text.drain(..above);
             }
             Ok(Some(text))
         };
@@ -450,6 +433,44 @@ impl Api {
     fn what(&self, call: &Call) -> String {
         let host = self.base.as_ref().map_or("", |base| base.host.as_str());
         format!("{} {host}{}", call.method, clear(&call.path, 80))
+    }
+}
+
+/// Sends something again while that helps. What is waited for a turn is not counted: others took that time.
+pub(super) async fn again<T, F: Future<Output = Result<T, Fault>>>(
+    gate: &Gate,
+    policy: &Policy,
+    pace: impl Fn(Duration) -> Duration,
+    one: impl Fn() -> F,
+) -> Result<T, Fault> {
+    let start = Instant::now();
+    let (mut policy, mut attempt, mut queued) = (*policy, 0, Duration::ZERO);
+    loop {
+        attempt += 1;
+        let wait = gate.reserve();
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+            queued += wait;
+        }
+        let fault = match one().await {
+            Ok(answer) => return Ok(answer),
+            Err(fault) => fault,
+        };
+        let failure = Failure {
+            class: fault.cause.class,
+            effect: fault.effect,
+            attempt,
+            elapsed: millis(start.elapsed().saturating_sub(queued)),
+            retry_after: fault.retry_after.map(millis),
+            jitter: u16::from_be_bytes(random()) % 1000,
+        };
+        match policy.decide(Safety::Repeatable, failure) {
+            Decision::AfterDelay(delay) => {
+                policy = policy.granting(failure.retry_after);
+                tokio::time::sleep(pace(delay.duration())).await;
+            }
+            Decision::GiveUp | Decision::InDoubt => return Err(fault),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! One gate for each account and endpoint, shared by everything in this process.
 //!
-//! Requests of one account to one endpoint keep their distance; whoever comes gets the next free moment, in the order of
+//! Requests of one account to one endpoint keep their distance (of all accounts, where the provider counts by address); whoever comes gets the next free moment, in the order of
 //! coming. When the provider asks for a pause, later comers wait for its end.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,6 +18,8 @@ pub struct Endpoint {
     pub every: Duration,
     /// Requests that may go out at once after a quiet time.
     pub burst: usize,
+    /// It is limited by the address that requests come from: whoever's they are, they pass one gate.
+    pub by_address: bool,
 }
 
 impl Endpoint {
@@ -27,6 +29,7 @@ impl Endpoint {
             name,
             every,
             burst: 1,
+            by_address: false,
         }
     }
 }
@@ -96,9 +99,14 @@ impl Gate {
 
 type Key = (String, String, &'static str);
 
-/// The gate of an account, by host and fingerprint of its key. The same for everybody in this process.
+/// The gate of an account, by host and fingerprint of its key. The same for everybody in this process. Two keys of one account
+/// have two: by its key alone no API says whose it is, and two accounts must not wait for each other.
 pub fn gate(host: &str, account: &str, endpoint: &Endpoint, speed: u32) -> Arc<Gate> {
     static GATES: LazyLock<Mutex<BTreeMap<Key, Arc<Gate>>>> = LazyLock::new(Mutex::default);
+    let account = match endpoint.by_address {
+        true => "",
+        false => account,
+    };
     let key = (host.to_owned(), account.to_owned(), endpoint.name);
     let mut gates = GATES.lock().expect("no holder panics");
     let every = match endpoint.every.is_zero() {
@@ -146,5 +154,12 @@ mod tests {
         let own = gate("gate.test", "a", &endpoint, 1);
         assert!(Arc::ptr_eq(&own, &gate("gate.test", "a", &endpoint, 1)));
         assert!(!Arc::ptr_eq(&own, &gate("gate.test", "b", &endpoint, 1)));
+        let by_address = Endpoint {
+            by_address: true,
+            ..Endpoint::each("search", Duration::from_secs(6))
+        };
+        let own = gate("gate.test", "a", &by_address, 1);
+        assert!(Arc::ptr_eq(&own, &gate("gate.test", "b", &by_address, 1)));
+        assert!(!Arc::ptr_eq(&own, &gate("other.test", "a", &by_address, 1)));
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use stageline_core::resource::FailureClass;
-use stageline_core::retry::Effect;
+use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::retry::{Effect, Policy};
 use stageline_core::topology::SecretRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -60,18 +60,22 @@ fn dialect(answer: &Answer) -> Option<Told> {
     })
 }
 
-fn api(url: &str) -> Api {
-    let settings = CloudSettings {
+/// What an adapter is made from that is asked nothing, or this.
+pub(in crate::provider) fn settings(url: Option<&str>) -> CloudSettings {
+    CloudSettings {
         name: "cloud".parse().expect("a name"),
-        url: Some(url.to_owned()),
+        url: url.map(str::to_owned),
         key_ref: SecretRef::Env("K".to_owned()),
         key: Ok(Arc::new(KEY.to_owned().into())),
         account: None,
         relay: None,
         means: crate::ssh::Means::default(),
         clock: Arc::new(SystemClock),
-    };
-    Api::new(&settings, "https://nowhere.invalid", dialect)
+    }
+}
+
+fn api(url: &str) -> Api {
+    Api::new(&settings(Some(url)), "https://nowhere.invalid", dialect)
 }
 
 #[tokio::test]
@@ -266,4 +270,57 @@ fn a_key_goes_out_over_https_or_stays_here() {
     ] {
         assert!(Base::parse(bad).is_err(), "{bad}");
     }
+}
+
+/// An hour in the queue is the fault of nobody who is asked afterwards; a pause that is asked for is granted once.
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_is_waited_for_and_a_pause_that_is_asked_for_leave_time_for_another_try() {
+    let fault = |class, retry_after: Option<u64>| Fault {
+        cause: Cause::new(class, "no"),
+        effect: Effect::None,
+        retry_after: retry_after.map(Duration::from_secs),
+        status: None,
+        body: None,
+    };
+    // Each case: how long the queue is, the faults that come first, and how many tries there are.
+    let unknown = || fault(FailureClass::Unknown, None);
+    let asks = |seconds| fault(FailureClass::Rate, Some(seconds));
+    let cases = [
+        (3600, vec![unknown()], 2, true),
+        (3600, vec![unknown(), unknown()], 3, true),
+        (0, vec![asks(60)], 2, true),
+        (0, vec![asks(60), asks(60)], 2, false),
+        (3600, vec![asks(45), unknown(), asks(15)], 4, true),
+    ];
+    for (index, (queue, faults, tries, answered)) in cases.into_iter().enumerate() {
+        let place = format!("queue-{index}.test");
+        let gate = gate::gate(&place, "a", &ENDPOINT, 1);
+        gate.hold(Duration::from_secs(queue));
+        let left = std::sync::Mutex::new(faults.into_iter());
+        let sent = std::sync::atomic::AtomicUsize::new(0);
+        let policy = Policy::READ;
+        let answer = client::again(
+            &gate,
+            &policy,
+            |span| span,
+            || {
+                sent.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                let fault = left.lock().expect("no panic").next();
+                async move { fault.map_or(Ok(()), Err) }
+            },
+        );
+        assert_eq!(answer.await.is_ok(), answered, "{index}");
+        assert_eq!(sent.into_inner(), tries, "{index}");
+    }
+}
+
+#[tokio::test]
+async fn of_a_long_log_the_end_is_kept() {
+    let log: String = (0..1000).map(|n| format!("line {n}\n")).collect();
+    let (url, _) = server(vec![answer("200 x", "", &log), answer("404 x", "", "")]).await;
+    let api = api(&url);
+    let at = url.split('#').next().expect("a URL");
+    let kept = api.plain(at, 18).await.expect("it is there");
+    assert_eq!(kept.as_deref(), Some(&b"line 998\nline 999\n"[..]));
+    assert_eq!(api.plain(at, 18).await, Ok(None));
 }
