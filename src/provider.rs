@@ -10,6 +10,7 @@ mod doors;
 pub mod http;
 pub mod lambda;
 mod leftover;
+mod limits;
 pub mod local;
 mod phase;
 pub mod runpod;
@@ -37,6 +38,7 @@ use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 
 pub use account::same_account;
 pub use charges::Charged;
+pub use limits::{BootLimits, PhaseLimit};
 pub use phase::{AGENT_PHASE, NOT_PULLED, Phase, SSH_PHASE};
 pub use view::{Unseen, View};
 
@@ -54,7 +56,7 @@ pub struct Traits {
     pub late_commit_window: Duration,
     /// Longest that one create request may take before it is given up.
     pub request_timeout: Duration,
-    /// From create to ready, when the topology says nothing.
+    /// From create to ready for the slowest shape, when the topology says nothing.
     pub acquire_timeout: Duration,
     /// How long a provider that takes no release, or cannot be seen, is asked again before that is told.
     pub refused_after: Duration,
@@ -77,31 +79,14 @@ pub struct Traits {
     pub sees_account: bool,
     /// Least time between two requests to one endpoint; zero is no gate.
     pub rate: Duration,
-    /// How long a machine may stay in a phase of its boot; a phase that is not here has the whole `acquire_timeout`.
+    /// How long a machine of the slowest shape may stay in these phases of its boot.
     pub phases: Vec<PhaseLimit>,
-}
-
-/// How long a machine may stay in one phase of its boot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PhaseLimit {
-    /// [`Phase::name`], or [`AGENT_PHASE`].
-    pub phase: String,
-    /// From when it was first seen in it.
-    pub within: Duration,
+    /// How long it may stay in any other one.
+    pub phase_timeout: Duration,
 }
 
 /// [`Traits::refused_after`] of a provider in a data centre: what it cannot do now it may in a minute.
 pub const REFUSED_AFTER: Duration = Duration::from_secs(120);
-
-impl Traits {
-    /// How long a machine may stay in this phase; none is for as long as the whole boot may take.
-    pub fn within(&self, phase: &str) -> Option<Duration> {
-        let mut limits = self.phases.iter();
-        limits
-            .find(|limit| limit.phase == phase)
-            .map(|limit| limit.within)
-    }
-}
 
 /// All that a new machine needs so that its agent can prove who it is.
 pub struct Boot {
@@ -361,6 +346,11 @@ pub trait Provider: Send + Sync {
     /// Whether what costs nothing now goes on doing so, so that a try of it is no risk.
     fn stays_free(&self) -> bool {
         self.traits().free
+    }
+
+    /// How long a machine with these facts may take to get ready; without facts, the slowest that it sells.
+    fn boot_limits(&self, _: Option<&Facts>) -> BootLimits {
+        BootLimits::of(self.traits())
     }
 
     /// Takes the next turn for a create and says how long it is until then: a create goes out right after its intention

@@ -3,6 +3,8 @@
 //! that jumps.
 
 mod account;
+#[path = "apply/boots.rs"]
+mod boots;
 #[path = "apply/clean.rs"]
 mod clean;
 #[path = "apply/crash.rs"]

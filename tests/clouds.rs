@@ -2,6 +2,7 @@
 //! simulator. What a simulator has at the end is what is recorded: nothing beyond it, nothing twice.
 
 mod bill;
+mod boots;
 mod command;
 mod cpu_pods;
 pub(crate) mod desk;

@@ -1,40 +1,33 @@
 //! From a machine that exists to one that is ready, and what becomes of one that never is.
 //!
 //! Ready is an agent that answers with facts that it measured and that fit, at a price within the ceiling. A machine that is
-//! dead, too slow or another than claimed is given up: it is written down as one that is to be ended, and the next offer
-//! follows where the plan rents one. A phase has its own deadline where the provider declares one.
+//! dead, too slow, too dear or another than claimed is given up: it is written down as one that is to be ended, and the next offer
+//! follows where the plan rents one. How long is too long is said in [`super::course`].
 
 use std::time::Duration;
 
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Generation, LeaseId};
 use stageline_core::journal::{Launch, Record, Verb};
-use stageline_core::offer::{Facts, broken_claims, side_by_side};
-use stageline_core::plan::{StepId, unfit};
+use stageline_core::offer::Facts;
+use stageline_core::plan::StepId;
 use stageline_core::resource::{
     Cause, FailureClass, LeaseLimits, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec,
 };
-use stageline_core::unit::{MicroDollars, Millis};
 
 use super::bring::{not_pulled, why_not_heard};
-use super::claims::{cannot_end_itself, held_against, with_claims};
-use super::doubt::{horizon, of_generation};
+use super::claims::{cannot_end_itself, contradicts, gate, held_against, with_claims};
+use super::course::{Course, OnItsWay};
+use super::doubt::of_generation;
 use super::lease::reserved;
 use super::room::Counted;
 use super::setup;
 use super::step::{Act, Made, Nudge, Run, Stop, broken, lease_of};
 use crate::machine::{MachineError, Target};
-use crate::provider::{AGENT_PHASE, Machine, MachineStatus, NOT_PULLED, Phase, Provider};
+use crate::provider::{AGENT_PHASE, Blind, Machine, MachineStatus, NOT_PULLED, Phase, Provider};
 
 /// Between two looks at a machine that is on its way.
 const POLL: Duration = Duration::from_millis(200);
-
-/// How much of a machine's own output is asked for when it fails.
-const LOG_TAIL: usize = 16 << 10;
-
-/// How many of its last lines are shown, and how much of each.
-const LOG_LINES: usize = 60;
-const LOG_LINE_MAX: usize = 200;
 
 /// What is seen of a machine that is on its way.
 pub(super) enum Glance {
@@ -44,6 +37,8 @@ pub(super) enum Glance {
     Failed(Failure),
     /// The provider knows no such machine, or not yet.
     Unlisted,
+    /// The provider's answer says nothing of it.
+    Blind(Blind),
     /// It is on its way; how far.
     Pending(Phase),
 }
@@ -347,54 +342,35 @@ impl<'a> Run<'a> {
             .providers
             .get(&held.provider, &held.provider_kind);
         let provider = provider.map_err(Stop::Refused)?.as_ref();
-        let limit = spec.acquire_timeout.map_or_else(
-            || provider.traits().acquire_timeout + setup::longer(spec),
-            Millis::duration,
-        );
         let mut told = Duration::ZERO;
         let mut counted = Counted::default();
-        let (mut known, mut phase_since) = (start, (String::new(), start));
+        let mut course = Course::begin(provider, spec, self.quoted(lease, held), start);
         loop {
             if let Some(cause) = self.gang_broken(lease) {
                 return Ok(Err(Failure::for_good(cause)));
             }
             let before = self.effects.clock.boottime();
-            let glance = self.glance(provider, lease, spec, held).await;
-            if !matches!(glance, Ok(Glance::Unlisted)) {
-                known = before;
-            }
+            let glance = match self.look(provider, lease, held).await {
+                Ok(machine) => {
+                    course.lists(&machine, before);
+                    self.glance(provider, lease, spec, held, &machine).await?
+                }
+                Err(glance) => glance,
+            };
             let own = (lease, held);
-            let phase = match self.within_caps(own, provider, &mut counted, glance?).await {
+            let on_its_way = match self.within_caps(own, provider, &mut counted, glance).await {
                 Glance::Ready(ready) => return Ok(Ok(*ready)),
                 Glance::Failed(failure) => return Ok(Err(failure)),
-                Glance::Unlisted if before.saturating_sub(known) >= horizon(provider.traits()) => {
-                    let why = "the provider does not know it any more";
-                    return Ok(Err(died(lease, held, why)));
-                }
-                Glance::Unlisted => Phase::new("the provider does not list it yet"),
-                Glance::Pending(phase) => phase,
+                Glance::Unlisted => OnItsWay::Unlisted,
+                Glance::Blind(cause) => OnItsWay::Unseen(cause),
+                Glance::Pending(phase) => OnItsWay::In(phase),
             };
             let now = self.effects.clock.boottime();
-            if phase_since.0 != phase.name {
-                phase_since = (phase.name.clone(), now);
-            }
-            let within = provider
-                .traits()
-                .within(&phase.name)
-                .or_else(|| setup::within(&phase));
-            let within = within.filter(|_| spec.acquire_timeout.is_none());
-            if let Some(within) =
-                within.filter(|within| now.saturating_sub(phase_since.1) >= *within)
-            {
-                let seconds = within.as_secs();
-                let why = format!("it was not beyond this phase within {seconds} s: {phase}");
-                return Ok(Err(too_slow(lease, held, &why, &phase)));
+            let phase = on_its_way.phase();
+            if let Some(why) = course.over(&on_its_way, before, now) {
+                return Ok(Err(too_slow(lease, held, &why, &on_its_way)));
             }
             let waited = now.saturating_sub(start);
-            if waited >= limit {
-                let why = format!("it was not ready within {} s: {phase}", limit.as_secs());
-                return Ok(Err(too_slow(lease, held, &why, &phase)));
-            }
             if waited >= told {
                 told = waited + Duration::from_secs(1);
                 let (address, verb, waited) =
@@ -410,34 +386,34 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One look at a machine that is on its way, and at its agent once it runs.
+    /// The machine as its provider shows it now, where it does.
+    async fn look(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        held: &LeaseReceipt,
+    ) -> Result<Machine, Glance> {
+        match provider.describe(&held.machine).await {
+            Ok(Some(machine)) => Ok(machine),
+            Ok(None) => Err(match self.is_of_account(provider, lease, &[]).await {
+                Ok(()) => Glance::Unlisted,
+                Err(blind) => Glance::Blind(blind),
+            }),
+            Err(blind) => Err(Glance::Blind(blind)),
+        }
+    }
+
+    /// What is to be said of a machine that its provider shows, and of its agent once it runs.
     async fn glance(
         &self,
         provider: &dyn Provider,
         lease: &LeaseId,
         spec: &LeaseSpec,
         held: &LeaseReceipt,
+        machine: &Machine,
     ) -> Result<Glance, Stop> {
-        let machine = match provider.describe(&held.machine).await {
-            Ok(Some(machine)) => machine,
-            Ok(None) => {
-                return Ok(match self.is_of_account(provider, lease, &[]).await {
-                    Ok(()) => Glance::Unlisted,
-                    Err(blind) => Glance::Pending(Phase::new(blind.to_string())),
-                });
-            }
-            Err(blind) => return Ok(Glance::Pending(Phase::new(blind.to_string()))),
-        };
-        match &machine.status {
-            MachineStatus::Dead(why) | MachineStatus::Interrupted(why) => {
-                return Ok(Glance::Failed(died(lease, held, why)));
-            }
-            MachineStatus::Ending => {
-                let phase = "it is being ended by somebody else";
-                return Ok(Glance::Pending(Phase::new(phase)));
-            }
-            MachineStatus::Pending(phase) => return Ok(Glance::Pending(phase.clone())),
-            MachineStatus::Running => {}
+        if let Some(glance) = by_record(lease, spec, held, machine) {
+            return Ok(glance);
         }
         if provider.brings()
             && let Some(glance) = self.bring(provider, lease, held).await?
@@ -470,7 +446,8 @@ impl<'a> Run<'a> {
                 return Ok(Glance::Pending(Phase::new(AGENT_PHASE)));
             }
         };
-        let claimed = held_against(provider, spec, self.claimed(lease, held, &machine));
+        let claimed = self.quoted(lease, held).unwrap_or(&machine.facts);
+        let claimed = held_against(provider, spec, claimed);
         if let Err(cause) = gate(lease, spec, held, &claimed, &facts, machine.price_per_hour) {
             return Ok(Glance::Failed(Failure::of_machine(cause)));
         }
@@ -490,39 +467,34 @@ impl<'a> Run<'a> {
         })))
     }
 
-    /// What was claimed when the machine was chosen; of a fresh quote, what the machine's own record claims.
-    fn claimed<'m>(
-        &'m self,
-        lease: &LeaseId,
-        held: &LeaseReceipt,
-        machine: &'m Machine,
-    ) -> &'m Facts {
+    /// What was claimed when the machine was chosen; none of a fresh quote, of which only the machine's own record is left.
+    fn quoted(&self, lease: &LeaseId, held: &LeaseReceipt) -> Option<&Facts> {
         let terms = self.plan.leases.get(lease);
         let mut shortlist = terms.into_iter().flat_map(|terms| terms.shortlist.iter());
         let chosen = shortlist
             .find(|choice| choice.quote.provider == held.provider && choice.quote.id == held.quote);
-        chosen.map_or(&machine.facts, |choice| &choice.quote.facts)
+        chosen.map(|choice| &choice.quote.facts)
     }
+}
 
-    /// The end of what a machine printed, without what a terminal would obey.
-    async fn last_lines(&self, held: &LeaseReceipt) -> Vec<String> {
-        let provider = self
-            .effects
-            .providers
-            .get(&held.provider, &held.provider_kind);
-        let Ok(provider) = provider else {
-            return Vec::new();
-        };
-        let log = provider.logs(&held.machine, LOG_TAIL).await;
-        let log = log.unwrap_or_default();
-        let text = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = text.trim().lines().collect();
-        let from = lines.len().saturating_sub(LOG_LINES);
-        let shown = lines[from..].iter().map(|line| {
-            let plain = line.chars().filter(|c| !c.is_control());
-            plain.take(LOG_LINE_MAX).collect()
-        });
-        shown.collect()
+/// What is to be said of a machine by its provider's record alone; none of one that runs and may be what was asked for.
+fn by_record(
+    lease: &LeaseId,
+    spec: &LeaseSpec,
+    held: &LeaseReceipt,
+    machine: &Machine,
+) -> Option<Glance> {
+    let pending = match &machine.status {
+        MachineStatus::Dead(why) | MachineStatus::Interrupted(why) => {
+            return Some(Glance::Failed(died(lease, held, why)));
+        }
+        MachineStatus::Ending => return Some(Glance::Failed(ended(lease, held))),
+        MachineStatus::Pending(phase) => Some(Glance::Pending(phase.clone())),
+        MachineStatus::Running => None,
+    };
+    match contradicts(lease, spec, held, machine) {
+        Err(cause) => Some(Glance::Failed(Failure::of_machine(cause))),
+        Ok(()) => pending,
     }
 }
 
@@ -535,9 +507,27 @@ fn died(lease: &LeaseId, held: &LeaseReceipt, why: &str) -> Failure {
     Failure::of_machine(Cause::new(FailureClass::Unknown, message))
 }
 
-/// A machine that took too long. One that runs and whose agent is not heard may only be behind a firewall.
-fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, phase: &Phase) -> Failure {
+/// Nobody but us may end it as far as we know, and it was not us. Its host did nothing wrong.
+fn ended(lease: &LeaseId, held: &LeaseReceipt) -> Failure {
+    Failure {
+        noted: false,
+        ..died(lease, held, "it is being ended by somebody else")
+    }
+}
+
+/// A machine that took too long. One that runs and whose agent is not heard may only be behind a firewall; one whose provider cannot
+/// be seen may be as it should.
+fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, on_its_way: &OnItsWay) -> Failure {
     let mut failure = died(lease, held, why);
+    let phase = match on_its_way {
+        OnItsWay::In(phase) => phase,
+        OnItsWay::Unlisted => return failure,
+        OnItsWay::Unseen(blind) => {
+            failure.noted = false;
+            failure.cause.class = blind.cause.class;
+            return failure;
+        }
+    };
     if setup::is_setup(phase) {
         (failure.noted, failure.moves_on) = (false, false);
         let hint = "see why `setup` takes so long, or give it longer by `acquire_timeout`; the machine is being released";
@@ -547,41 +537,4 @@ fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, phase: &Phase) -> F
         failure.cause = failure.cause.hint(hint);
     }
     failure
-}
-
-/// Measured facts and the billed price against the terms of the provider that sold the machine, which is the planner's
-/// question too, so that what is kept now is kept by the next plan; and against what was claimed.
-fn gate(
-    lease: &LeaseId,
-    spec: &LeaseSpec,
-    held: &LeaseReceipt,
-    claimed: &Facts,
-    facts: &Facts,
-    price: MicroDollars,
-) -> Result<(), Cause> {
-    let ours = spec.terms.iter().filter(|terms| {
-        terms.provider == held.provider && terms.provider_kind == held.provider_kind
-    });
-    let misfits = ours.map(|terms| unfit(terms, spec.memory, Some(facts), price));
-    let misfits = misfits.min_by_key(Vec::len).unwrap_or_default();
-    let broken = broken_claims(claimed, facts);
-    let why = if misfits.is_empty() {
-        &broken
-    } else {
-        &misfits
-    };
-    if why.is_empty() {
-        return Ok(());
-    }
-    let what = if misfits.is_empty() {
-        "the machine is not what was claimed"
-    } else {
-        "the machine is not what was asked for"
-    };
-    let mut message = format!("{lease}: {what}: {}", why.join("; "));
-    if !broken.is_empty() {
-        message.push('\n');
-        message.push_str(&side_by_side(claimed, facts));
-    }
-    Err(Cause::new(FailureClass::OfferGone, message))
 }

@@ -1,6 +1,6 @@
 //! Gangs: the machines of one table come up all or none.
 //!
-//! A gang is made of the machines that this plan rents or waits for. When one of them cannot be had, or not in time, every
+//! A gang is made of the machines that this plan rents or waits for. When one of them cannot be had, or not in time (they have a deadline together), every
 //! one that serves nothing yet is given up, and each is proven gone. One that serves already stays. None is rented while
 //! an earlier try of another one is in doubt.
 
@@ -10,11 +10,14 @@ use std::time::Duration;
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Generation, LeaseId, Name};
 use stageline_core::journal::Verb;
+use stageline_core::offer::{Facts, Quote};
 use stageline_core::plan::Plan;
-use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Spec};
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, LeaseSpec, Spec};
 use stageline_core::unit::Millis;
 
+use super::course::limits;
 use super::step::{Act, Nudge, Run, Stop};
+use crate::provider::Providers;
 
 /// Between two looks at the others.
 const POLL: Duration = Duration::from_millis(200);
@@ -22,7 +25,9 @@ const POLL: Duration = Duration::from_millis(200);
 /// One gang in this run.
 pub(super) struct Gang {
     members: BTreeMap<LeaseId, Generation>,
-    timeout: Option<Millis>,
+    timeout: Duration,
+    /// The file says how long that is.
+    said: bool,
     /// Since when its first machine is being rented.
     since: Option<Duration>,
     /// Who did not come up, and why.
@@ -34,7 +39,7 @@ pub(super) struct Gang {
 }
 
 /// The gangs of a plan.
-pub(super) fn gangs(plan: &Plan) -> BTreeMap<Name, Gang> {
+pub(super) fn gangs(plan: &Plan, providers: &Providers) -> BTreeMap<Name, Gang> {
     let mut gangs: BTreeMap<Name, Gang> = BTreeMap::new();
     for step in plan.steps.iter().filter(|step| step.verb == Verb::Await) {
         let (Address::Lease(lease), Some(change)) = (&step.address, plan.change(&step.address))
@@ -49,12 +54,16 @@ pub(super) fn gangs(plan: &Plan) -> BTreeMap<Name, Gang> {
         }
         let gang = gangs.entry(lease.name.clone()).or_insert_with(|| Gang {
             members: BTreeMap::new(),
-            timeout: spec.gang_timeout,
+            timeout: Duration::ZERO,
+            said: spec.gang_timeout.is_some(),
             since: None,
             broken: None,
             ready: BTreeSet::new(),
             doubtful: BTreeSet::new(),
         });
+        let own = spec.gang_timeout.map(Millis::duration);
+        let own = own.unwrap_or_else(|| longest(plan, providers, lease, spec));
+        gang.timeout = gang.timeout.max(own);
         gang.members.insert(lease.clone(), step.generation);
         if plan.leases.get(lease).is_some_and(|terms| terms.unresolved) {
             gang.doubtful.insert(lease.clone());
@@ -63,8 +72,33 @@ pub(super) fn gangs(plan: &Plan) -> BTreeMap<Name, Gang> {
     gangs
 }
 
+/// The longest that a machine of this lease may take to get ready, whatever of its shortlist it will be.
+fn longest(plan: &Plan, providers: &Providers, lease: &LeaseId, spec: &LeaseSpec) -> Duration {
+    let terms = plan.leases.get(lease).into_iter();
+    let quotes: Vec<&Quote> = terms
+        .flat_map(|terms| terms.shortlist.iter().map(|choice| &*choice.quote))
+        .collect();
+    let sellers = spec.terms.iter();
+    let sellers = sellers.filter_map(|terms| {
+        let provider = providers.get(&terms.provider, &terms.provider_kind).ok()?;
+        Some((&terms.provider, provider.as_ref()))
+    });
+    let limits = sellers.flat_map(|(name, provider)| {
+        let ours = quotes.iter().filter(move |quote| quote.provider == *name);
+        let mut facts: Vec<Option<&Facts>> = ours.map(|quote| Some(&quote.facts)).collect();
+        if facts.is_empty() {
+            facts.push(None);
+        }
+        facts
+            .into_iter()
+            .map(move |facts| limits(provider, spec, facts).acquire_timeout)
+    });
+    limits.max().unwrap_or(Duration::MAX)
+}
+
 impl<'a> Run<'a> {
-    /// The clock of the gang starts with its first machine.
+    /// The clock of the gang starts with its first machine: when it is rented, or, where something to rent may be waited for, once
+    /// it is up.
     pub(super) fn gang_begins(&self, lease: &LeaseId) {
         let now = self.effects.clock.boottime();
         if let Some(gang) = self.gangs.borrow_mut().get_mut(&lease.name) {
@@ -81,11 +115,15 @@ impl<'a> Run<'a> {
         if gang.ready.len() == gang.members.len() {
             return None;
         }
-        let late = gang.timeout.zip(gang.since);
-        if let (None, Some((timeout, since))) = (&gang.broken, late)
-            && now.saturating_sub(since) >= timeout.duration()
+        if let (None, Some(since)) = (&gang.broken, gang.since)
+            && now.saturating_sub(since) >= gang.timeout
         {
-            let why = format!("not all of them were ready within `gang_timeout` {timeout}");
+            let timeout = millis(gang.timeout);
+            let what = match gang.said {
+                true => format!("`gang_timeout` {timeout}"),
+                false => format!("{timeout}, the longest that one may take (`gang_timeout`)"),
+            };
+            let why = format!("not all of them were ready within {what}");
             let cause = Cause::new(FailureClass::Capacity, why);
             gang.broken = Some((lease.clone(), cause));
         }
@@ -213,4 +251,8 @@ impl<'a> Run<'a> {
             })
         })
     }
+}
+
+fn millis(span: Duration) -> Millis {
+    Millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
 }

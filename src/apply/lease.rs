@@ -11,7 +11,7 @@ use stageline_core::journal::Launch;
 use stageline_core::offer::{Place, Quote, Supply};
 use stageline_core::plan::{Choice, untaken};
 use stageline_core::resource::{
-    Account, Cause, FailureClass, LeaseLimits, LeaseSpec, Outcome, Receipt, Terms,
+    Account, Cause, FailureClass, LeaseLimits, LeaseSpec, Outcome, Receipt, Spec, Terms,
 };
 use stageline_core::topology::Registry;
 use stageline_core::unit::MicroDollars;
@@ -35,16 +35,26 @@ impl<'a> Run<'a> {
     /// Rents the first machine on the shortlist that can still be had on its terms.
     pub(super) async fn acquire(&self, act: Act<'a>) -> Result<(), Stop> {
         let lease = lease_of(act.step)?;
-        self.gang_begins(lease);
         self.resolve(act, lease).await?;
         if self.held(lease, act.step.generation).is_some() {
             return self.done(act, Made::default()).await;
         }
         self.gang_is_clear(lease).await?;
+        if !self.waits_for_capacity(act)? {
+            self.gang_begins(lease);
+        }
         if self.rent(act, lease).await? {
             return Ok(());
         }
         self.done(act, Made::default()).await
+    }
+
+    /// Whether something that can be had may be waited for: that is no part of a boot.
+    fn waits_for_capacity(&self, act: Act<'a>) -> Result<bool, Stop> {
+        Ok(match self.spec(&act.step.address)? {
+            Spec::Lease(spec) => spec.wait_for_capacity.is_some(),
+            Spec::Delivery(_) | Spec::Pipeline(_) | Spec::Stage(_) | Spec::Exposure(_) => false,
+        })
     }
 
     /// One try: read the quote again, reserve, write down, send, write down.

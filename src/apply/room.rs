@@ -109,7 +109,7 @@ impl Run<'_> {
                 Phase::new("what others have on its account is counted")
                     .because(counted.why.clone()),
             ),
-            Glance::Failed(_) | Glance::Unlisted | Glance::Pending(_) => glance,
+            Glance::Failed(_) | Glance::Unlisted | Glance::Blind(_) | Glance::Pending(_) => glance,
         };
         let now = self.effects.clock.boottime();
         if now < counted.next {

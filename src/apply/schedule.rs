@@ -116,7 +116,7 @@ fn begin<'a>(
         sightings: RefCell::default(),
         same_accounts: RefCell::default(),
         halt: options.interrupt.child_token(),
-        gangs: RefCell::new(gangs(plan)),
+        gangs: RefCell::new(gangs(plan, &effects.providers)),
         parked: Cell::new(0),
         limited: RefCell::default(),
         before: journal.with_state(last_attempts),

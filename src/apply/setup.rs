@@ -32,8 +32,10 @@ pub(super) fn longer(spec: &LeaseSpec) -> Duration {
 }
 
 /// How long a machine may stay in this phase, when it is the one of its setup.
-pub(super) fn within(phase: &Phase) -> Option<Duration> {
-    is_setup(phase).then(|| SETUP_TIMEOUT.duration() + GRACE)
+pub(super) fn within(phase: &Phase, spec: &LeaseSpec) -> Option<Duration> {
+    let usual = || SETUP_TIMEOUT.duration() + GRACE;
+    let within = spec.acquire_timeout.map(Millis::duration);
+    is_setup(phase).then(|| within.unwrap_or_else(usual))
 }
 
 /// Whether a machine is held up by its setup.

@@ -36,8 +36,8 @@ use self::record::{Record, Records, Stage};
 use super::http::Shared;
 use crate::ambient::{Computer, SharedClock, crash_point};
 use crate::provider::{
-    Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, Phase, Provider, REFUSED_AFTER,
-    Released, Traits,
+    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit,
+    Provider, REFUSED_AFTER, Released, Traits,
 };
 use crate::ssh::{Login, Means, OwnKey};
 
@@ -53,6 +53,15 @@ const UNDO_MAX: Duration = Duration::from_secs(5);
 
 /// What an `acquire` that was cut short may still set in motion is seen by then.
 const LATE: Duration = Duration::from_secs(10);
+
+/// From the end of `acquire` to ready.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
+/// The longest that a machine may take in one phase of that.
+const PHASE_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// The phase of a machine that another process waits for.
+const ACQUIRES: &str = "its `acquire` runs";
 
 /// For so long a machine that `acquire` has just reported may be missing from `list`.
 const LISTED_WITHIN: Duration = Duration::from_secs(120);
@@ -117,7 +126,7 @@ impl CommandProvider {
             late_commit_window: LATE,
             // The program, its end when it takes too long, and the release after it.
             request_timeout: timeout + program::TERM_MAX + UNDO_MAX + Duration::from_secs(1),
-            acquire_timeout: Duration::from_secs(15 * 60),
+            acquire_timeout: ACQUIRE_TIMEOUT,
             refused_after: REFUSED_AFTER,
             bills_booting: true,
             bills_while_stopped: true,
@@ -130,7 +139,12 @@ impl CommandProvider {
             agent: Some(AgentWay::Told),
             sees_account: settings.programs.list.is_some(),
             rate: Duration::ZERO,
-            phases: Vec::new(),
+            phases: vec![
+                PhaseLimit::new(ACQUIRES, timeout + program::TERM_MAX),
+                PhaseLimit::new(answer::NOT_UP, PHASE_MAX).stretching(),
+                PhaseLimit::new(AGENT_PHASE, PHASE_MAX).stretching(),
+            ],
+            phase_timeout: PHASE_MAX,
         };
         Self {
             settings,
@@ -326,7 +340,7 @@ impl CommandProvider {
     fn of_record(&self, record: &Record, lists: bool) -> Machine {
         let pending = |what: &str| MachineStatus::Pending(Phase::new(what));
         let status = match record.stage {
-            Stage::Acquiring if self.is_waited_for(record) => pending("its `acquire` runs"),
+            Stage::Acquiring if self.is_waited_for(record) => pending(ACQUIRES),
             Stage::Acquiring => MachineStatus::Dead(CUT_SHORT.to_owned()),
             Stage::Held if lists => pending("its `list` does not show it yet"),
             Stage::Held => MachineStatus::Running,

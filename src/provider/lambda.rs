@@ -8,6 +8,7 @@
 
 mod boot;
 mod keys;
+mod limits;
 mod offer;
 mod push;
 mod ready;
@@ -25,9 +26,8 @@ use async_trait::async_trait;
 use reqwest::Method;
 use serde_json::{Value, json};
 use stageline_core::id::{MachineId, RequestKey};
-use stageline_core::offer::{Quote, QuoteId, Requirement, Supply, Volume};
+use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply, Volume};
 use stageline_core::resource::{Account, Cause, FailureClass, Outcome};
-use stageline_core::topology::AgentWay;
 use stageline_core::unit::Bytes;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -38,8 +38,7 @@ use super::http::{
 };
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, PhaseLimit, Provider,
-    REFUSED_AFTER, Released, SSH_PHASE, Traits,
+    Blind, BootLimits, Bring, Brought, CreateRequest, Machine, Provider, Released, Traits,
 };
 use crate::ssh::{Login, OwnKey};
 
@@ -127,7 +126,7 @@ impl Lambda {
     /// none is the only one of the account where one is needed.
     pub fn new(cloud: CloudSettings, ssh_key: Option<String>) -> Self {
         let api = Api::new(&cloud, URL, wire::told);
-        let traits = traits(&api);
+        let traits = limits::traits(&api);
         let doors = Doors::new(cloud.means.clone());
         Self {
             api,
@@ -361,45 +360,6 @@ impl Lambda {
     }
 }
 
-fn traits(api: &Api) -> Traits {
-    let scaled = |span| api.scaled(span);
-    Traits {
-        finds_by_key: true,
-        visibility_delay: scaled(Duration::from_secs(120)),
-        late_commit_window: scaled(Duration::from_secs(600)),
-        request_timeout: [READY_MAX, keys::REGISTER_MAX, MOMENT_MAX, ANSWER_MAX]
-            .map(|span| api.above(span))
-            .iter()
-            .sum(),
-        // Eight H100 take 25 minutes until they run; then the agent is fetched.
-        acquire_timeout: scaled(Duration::from_secs(45 * 60)).max(Duration::from_secs(120)),
-        refused_after: REFUSED_AFTER,
-        bills_booting: true,
-        bills_while_stopped: true,
-        self_destroy: false,
-        offers_are_one: false,
-        takes_bids: false,
-        free: false,
-        agent: Some(AgentWay::Ssh),
-        sees_account: true,
-        rate: Duration::ZERO,
-        phases: vec![
-            PhaseLimit {
-                phase: wire::BOOTING.to_owned(),
-                within: scaled(Duration::from_secs(35 * 60)).max(Duration::from_secs(60)),
-            },
-            PhaseLimit {
-                phase: SSH_PHASE.to_owned(),
-                within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
-            },
-            PhaseLimit {
-                phase: AGENT_PHASE.to_owned(),
-                within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
-            },
-        ],
-    }
-}
-
 /// A failure with what to do about it, where its code tells more than its class.
 fn advised(mut fault: Fault) -> Fault {
     let code = fault.body.as_ref().and_then(wire::code);
@@ -421,6 +381,10 @@ impl Provider for Lambda {
 
     fn traits(&self) -> &Traits {
         &self.traits
+    }
+
+    fn boot_limits(&self, facts: Option<&Facts>) -> BootLimits {
+        limits::of(&self.api, &self.traits, facts)
     }
 
     async fn search(&self, _: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {

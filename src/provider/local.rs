@@ -40,6 +40,9 @@ const QUOTE: &str = "local";
 /// How long a create may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// From create to ready.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What a local provider needs to know.
 #[derive(Clone)]
 pub struct LocalSettings {
@@ -97,7 +100,7 @@ impl LocalProvider {
             late_commit_window: Duration::ZERO,
             // A disk that is slow to sync, and not much else: creates wait for each other only while they claim.
             request_timeout: REQUEST_TIMEOUT,
-            acquire_timeout: Duration::from_secs(60),
+            acquire_timeout: ACQUIRE_TIMEOUT,
             refused_after: REFUSED_AFTER,
             bills_booting: true,
             bills_while_stopped: false,
@@ -108,7 +111,9 @@ impl LocalProvider {
             agent: None,
             sees_account: true,
             rate: Duration::ZERO,
+            // All of its boot is one: its agent starts.
             phases: Vec::new(),
+            phase_timeout: ACQUIRE_TIMEOUT,
         };
         let root = resolved(&settings.root);
         let inner = Inner {

@@ -37,7 +37,9 @@ use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::{Bytes, Timestamp};
 
 use super::doors::Doors;
-use super::http::{Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, text};
+use super::http::{
+    Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, Recent, Shared, text,
+};
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, Bring, Brought, Charged, CreateRequest, Machine, PhaseLimit, Provider,
@@ -260,17 +262,15 @@ impl Runpod {
 
 fn traits(api: &Api) -> Traits {
     let scaled = |span| api.scaled(span);
-    let within = |phase: &str, minutes: u64| PhaseLimit {
-        phase: phase.to_owned(),
-        within: scaled(Duration::from_secs(minutes * 60)).max(Duration::from_secs(60)),
-    };
+    let above = |minutes, floor| api.minutes(minutes, floor);
+    let its_own = |minutes| api.minutes(minutes, ITS_OWN_MIN);
     Traits {
         finds_by_key: true,
         visibility_delay: scaled(Duration::from_secs(120)),
         late_commit_window: scaled(Duration::from_secs(600)),
         request_timeout: api.above(Duration::from_secs(60)),
         // The pull of a large image included.
-        acquire_timeout: scaled(Duration::from_secs(20 * 60)).max(Duration::from_secs(120)),
+        acquire_timeout: above(20, 120),
         refused_after: REFUSED_AFTER,
         bills_booting: true,
         bills_while_stopped: true,
@@ -282,12 +282,15 @@ fn traits(api: &Api) -> Traits {
         sees_account: true,
         rate: Duration::ZERO,
         phases: vec![
-            within(wire::PROVISIONING, 10),
+            PhaseLimit::new(wire::PROVISIONING, its_own(10)),
+            PhaseLimit::new(wire::STARTING, its_own(15)).stretching(),
             // "Running" is said before the image has arrived; and of a container that died.
-            within(wire::NOT_UP, 10),
-            within(SSH_PHASE, 10),
-            within(AGENT_PHASE, 10),
+            PhaseLimit::new(wire::NOT_UP, above(10, 60)).stretching(),
+            PhaseLimit::new(wire::NO_ADDRESS, its_own(5)),
+            PhaseLimit::new(SSH_PHASE, above(10, 60)),
+            PhaseLimit::new(AGENT_PHASE, above(10, 60)),
         ],
+        phase_timeout: above(12, 120),
     }
 }
 

@@ -45,6 +45,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// An agent that was started answers within this, unless nothing gets through to it.
 const AGENT_MAX: Duration = Duration::from_secs(90);
 
+/// The longest that anything else on its way there may take, such as an upload.
+const PHASE_MAX: Duration = Duration::from_secs(15 * 60);
+
 /// A host that does not answer now, or shows another key, does so for longer than anybody wants to look on.
 const REFUSED_AFTER: Duration = Duration::from_secs(10);
 
@@ -107,10 +110,8 @@ impl SshProvider {
             agent: Some(AgentWay::Ssh),
             sees_account: true,
             rate: Duration::ZERO,
-            phases: vec![PhaseLimit {
-                phase: AGENT_PHASE.to_owned(),
-                within: AGENT_MAX,
-            }],
+            phases: vec![PhaseLimit::new(AGENT_PHASE, AGENT_MAX)],
+            phase_timeout: PHASE_MAX,
         };
         Self {
             settings,

@@ -30,7 +30,9 @@ use tokio::sync::OnceCell;
 
 use self::offer::Buy;
 use super::doors::Doors;
-use super::http::{Api, Call, CloudSettings, Endpoint, Fault, Recent, Shared, only, whole};
+use super::http::{
+    Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, Recent, Shared, only, whole,
+};
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, Bring, Brought, Charged, CreateRequest, Machine, PhaseLimit, Provider,
@@ -90,13 +92,14 @@ impl Vastai {
         let api = Api::new(&settings, URL, wire::told);
         let doors = Doors::new(settings.means.clone());
         let scaled = |span| api.scaled(span);
+        let above = |minutes, floor| api.minutes(minutes, floor);
+        let its_own = |minutes| api.minutes(minutes, ITS_OWN_MIN);
         let traits = Traits {
             finds_by_key: true,
             visibility_delay: scaled(Duration::from_secs(120)),
             late_commit_window: scaled(Duration::from_secs(600)),
             request_timeout: api.above(Duration::from_secs(30)),
-            // An image of some GB on a host with a slow line.
-            acquire_timeout: scaled(Duration::from_secs(30 * 60)).max(Duration::from_secs(120)),
+            acquire_timeout: above(30, 120),
             refused_after: REFUSED_AFTER,
             bills_booting: false,
             bills_while_stopped: true,
@@ -108,19 +111,14 @@ impl Vastai {
             sees_account: true,
             rate: Duration::ZERO,
             phases: vec![
-                PhaseLimit {
-                    phase: wire::PROVISIONING.to_owned(),
-                    within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
-                },
-                PhaseLimit {
-                    phase: SSH_PHASE.to_owned(),
-                    within: scaled(Duration::from_secs(600)).max(Duration::from_secs(60)),
-                },
-                PhaseLimit {
-                    phase: AGENT_PHASE.to_owned(),
-                    within: scaled(Duration::from_secs(300)).max(Duration::from_secs(60)),
-                },
+                PhaseLimit::new(wire::PROVISIONING, its_own(10)),
+                // An image of some GB on a host with a slow line.
+                PhaseLimit::new(wire::LOADING, its_own(25)).stretching(),
+                PhaseLimit::new(wire::NO_ADDRESS, its_own(5)),
+                PhaseLimit::new(SSH_PHASE, above(10, 60)),
+                PhaseLimit::new(AGENT_PHASE, above(5, 60)),
             ],
+            phase_timeout: above(15, 120),
         };
         Self {
             api,

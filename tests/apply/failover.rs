@@ -16,10 +16,10 @@ use stageline::provider::sim::{AccountSpec, Fault, FaultTable, Shape, Side, Verb
 
 use super::world::{Job, PRICE, Report, Tool, World, facts, here, shape, told};
 
-const MINUTE: Duration = Duration::from_secs(60);
+pub(super) const MINUTE: Duration = Duration::from_secs(60);
 
 /// So many machines of one table that serve one pipeline, with these more keys.
-fn text(count: u32, keys: &str) -> String {
+pub(super) fn text(count: u32, keys: &str) -> String {
     let stages: Vec<String> = (0..count)
         .map(|i| format!("{{ on = \"lease.box[{i}]\" }}"))
         .collect();
@@ -49,7 +49,7 @@ stages = [{}]
 }
 
 /// Asks that only one can take, at rising prices.
-fn asks(n: u64) -> AccountSpec {
+pub(super) fn asks(n: u64) -> AccountSpec {
     let asks = (1..=n).map(|i| Shape {
         supply: Supply::One,
         ..shape(&format!("ask-{i}"), PRICE.times(i))
@@ -57,7 +57,7 @@ fn asks(n: u64) -> AccountSpec {
     AccountSpec::new(asks.collect())
 }
 
-fn dies() -> Fault {
+pub(super) fn dies() -> Fault {
     Fault::BootDies(Duration::from_secs(2), "OCI error".to_owned())
 }
 
@@ -71,7 +71,7 @@ fn gave_up(report: &Report) -> usize {
 }
 
 /// Quotes in the order in which they were launched.
-fn launched(report: &Report) -> Vec<String> {
+pub(super) fn launched(report: &Report) -> Vec<String> {
     let quotes = report.events.iter().filter_map(|event| {
         let Event::Launching { quote, .. } = event else {
             return None;
@@ -81,7 +81,7 @@ fn launched(report: &Report) -> Vec<String> {
     quotes.collect()
 }
 
-fn watched(world: &World, job: &Job, look: impl Fn() + Send + Sync + 'static) -> Report {
+pub(super) fn watched(world: &World, job: &Job, look: impl Fn() + Send + Sync + 'static) -> Report {
     let mut tool = Tool::new();
     tool.hook = Arc::new(move |_| {
         look();
@@ -400,10 +400,7 @@ fn a_machine_that_cannot_be_proven_gone_ends_in_doubt_and_stays_on_the_books() {
 fn a_phase_has_its_own_deadline() {
     let account = |within: Duration| {
         let mut account = asks(3);
-        account.traits.phases = vec![PhaseLimit {
-            phase: "loading".to_owned(),
-            within,
-        }];
+        account.traits.phases = vec![PhaseLimit::new("loading", within)];
         account
     };
     let text = text(1, "");
@@ -430,7 +427,7 @@ fn a_phase_has_its_own_deadline() {
 }
 
 /// Why the first machine that failed was given up, and what it printed last.
-fn first_failure(report: &Report) -> Option<(&Cause, &Vec<String>)> {
+pub(super) fn first_failure(report: &Report) -> Option<(&Cause, &Vec<String>)> {
     report.events.iter().find_map(|event| {
         let Event::MachineFailed { cause, log, .. } = event else {
             return None;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stageline::ambient::{Clock, FakeClock};
 use stageline::core::id::MachineId;
-use stageline::core::offer::{Quote, QuoteId, Requirement};
+use stageline::core::offer::{Facts, Quote, QuoteId, Requirement};
 use stageline::core::resource::{Account, Cause, Outcome};
 use stageline::core::unit::Bytes;
 use stageline::provider::sim::SimProvider;
-use stageline::provider::{Blind, CreateRequest, Machine, Provider, Released, Traits};
+use stageline::provider::{Blind, BootLimits, CreateRequest, Machine, Provider, Released, Traits};
 
 /// The simulated account under the name of a kind that topologies may name.
 pub(crate) struct Sold {
@@ -18,6 +18,8 @@ pub(crate) struct Sold {
     pub sleep: Option<(Duration, FakeClock)>,
     /// As [`Provider::shares_disk`].
     pub shares_disk: bool,
+    /// How long a machine with fewer than eight GPUs may take to get ready.
+    pub quick: Option<Duration>,
 }
 
 #[async_trait]
@@ -32,6 +34,17 @@ impl Provider for Sold {
 
     fn shares_disk(&self) -> bool {
         self.shares_disk
+    }
+
+    fn boot_limits(&self, facts: Option<&Facts>) -> BootLimits {
+        let usual = BootLimits::of(self.traits());
+        match (self.quick, facts) {
+            (Some(quick), Some(facts)) if facts.gpus.len() < 8 => BootLimits {
+                acquire_timeout: quick,
+                ..usual
+            },
+            (_, _) => usual,
+        }
     }
 
     async fn search(&self, requirement: &Requirement, disk: Bytes) -> Result<Vec<Quote>, Blind> {

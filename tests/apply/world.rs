@@ -114,6 +114,8 @@ pub(crate) struct World {
     pub refresh_only: Cell<bool>,
     /// Machines write to one disk.
     pub shares_disk: Cell<bool>,
+    /// How long machines with fewer than eight GPUs may take to get ready, where that is not as long as others.
+    pub quick: Cell<Option<Duration>>,
     /// How far the ledger may be off: where wall clocks of two computers differ.
     pub unsure: Cell<MicroDollars>,
     /// The account tells when machines began and ended, so that the ledger is to know it to the cent.
@@ -242,6 +244,7 @@ impl World {
             oversleeps: Cell::new(None),
             refresh_only: Cell::new(false),
             shares_disk: Cell::new(false),
+            quick: Cell::new(None),
             unsure: Cell::new(MicroDollars::ZERO),
             tells_ends,
             processes: Cell::new(0),
@@ -487,6 +490,7 @@ impl World {
             sim: self.sim.provider(&here()),
             sleep: self.oversleeps.get().map(|span| (span, self.clock.clone())),
             shares_disk: self.shares_disk.get(),
+            quick: self.quick.get(),
         })
     }
 

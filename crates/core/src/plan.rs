@@ -60,7 +60,9 @@ pub use edits::edits;
 pub use expand::{Desired, expand, expand_within, recorded_graph};
 pub use interrupted::{interruptions, taken_away};
 pub use lapsed::{Renew, lapses};
-pub use market::{Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit, untaken};
+pub use market::{
+    Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit, unfit_by_record, untaken,
+};
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 pub use mounts::Volumes;
 pub use placement::{Placement, Spot};

@@ -17,6 +17,9 @@ use crate::provider::http::{clear, money};
 use crate::provider::{MachineStatus, Phase};
 use crate::ssh::HostKey;
 
+/// The phase of a machine that the user's program says is on its way.
+pub(super) const NOT_UP: &str = "it is not up yet";
+
 /// What `acquire` says of a machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Acquired {
@@ -184,7 +187,7 @@ fn listed_one(value: &Value) -> Result<Listed, String> {
     let why = text(object, "why")?.unwrap_or("its `list` calls it dead");
     let status = match text(object, "status")?.unwrap_or("running") {
         "running" => MachineStatus::Running,
-        "pending" => MachineStatus::Pending(Phase::new("it is not up yet")),
+        "pending" => MachineStatus::Pending(Phase::new(NOT_UP)),
         "ending" => MachineStatus::Ending,
         "dead" => MachineStatus::Dead(clear(why, 200)),
         "ended" => MachineStatus::Dead("it has ended".to_owned()),

@@ -3,16 +3,18 @@
 mod launch;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use stageline_core::offer::{Quote, Requirement, Supply, broken_claims};
+use stageline_core::offer::{Facts, Gpu, Quote, Requirement, Supply, broken_claims};
 use stageline_core::resource::{DISK, FailureClass, Outcome};
 use stageline_core::topology::SecretRef;
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::{Lambda, advised, offer, ready, wire};
+use crate::provider::http::tests::settings;
 use crate::provider::http::{Answer, CloudSettings, Fault};
-use crate::provider::{MachineStatus, Phase};
+use crate::provider::{AGENT_PHASE, MachineStatus, Phase, Provider as _};
 
 fn kind(change: Value) -> Value {
     let mut kind = json!({
@@ -329,9 +331,13 @@ fn only_what_is_known_to_be_over_is_dead() {
         json!({ "ip": null }),
         json!({ "ip": "soon" }),
     ];
+    let limits = Lambda::new(settings(None), None).boot_limits(None);
     for change in pending {
-        let status = status(change.clone());
-        assert!(matches!(status, MachineStatus::Pending(_)), "{change}");
+        let MachineStatus::Pending(phase) = status(change.clone()) else {
+            panic!("{change}");
+        };
+        let within = limits.within(&phase.name);
+        assert!(within < limits.acquire_timeout, "{change}: {within:?}");
     }
     assert_eq!(
         status(json!({ "status": "booting" })),
@@ -449,4 +455,28 @@ fn another_key_is_believed_when_it_shows_a_machine_of_the_account() {
     };
     assert!(second.whose(&[tagged("key-of-somebody")]).is_err());
     assert_eq!(second.whose(&[tagged(&first)]), Ok(first));
+}
+
+/// Eight H100 were seen to take 25 minutes; nobody waits that long for one.
+#[test]
+fn a_machine_boots_as_long_as_its_number_of_gpus_takes() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let lambda = Lambda::new(settings(None), None);
+    let card = Gpu {
+        model: "H100".to_owned(),
+        vram: Bytes::gib(80),
+    };
+    let limits = |count: usize| {
+        lambda.boot_limits(Some(&Facts {
+            gpus: vec![card.clone(); count],
+            ..Facts::default()
+        }))
+    };
+    for (count, boot, whole) in [(8, 35, 45), (4, 35, 45), (2, 20, 30), (1, 20, 30)] {
+        let limits = limits(count);
+        assert_eq!(limits.within(wire::BOOTING), boot * MINUTE, "{count}");
+        assert_eq!(limits.acquire_timeout, whole * MINUTE, "{count}");
+        assert_eq!(limits.within(AGENT_PHASE), 10 * MINUTE);
+    }
+    assert_eq!(lambda.boot_limits(None), limits(8), "nothing is known");
 }

@@ -25,6 +25,9 @@ const WHOLE_MAX: u64 = 1 << 40;
 /// The first phase, and all that the provider tells before a machine runs.
 pub(super) const BOOTING: &str = "booting";
 
+/// It runs, and its address is not known yet.
+pub(super) const NO_ADDRESS: &str = "running, its address not told yet";
+
 /// The tag that has the request key.
 pub(super) const TAG: &str = "stageline";
 
@@ -211,7 +214,7 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
             .direct
             .extend(ip.map(|ip| SocketAddr::new(ip, PORT)));
         if ip.is_none() && relay.is_none() {
-            status = MachineStatus::Pending(Phase::new("running, its address not told yet"));
+            status = MachineStatus::Pending(Phase::new(NO_ADDRESS));
         }
     }
     // The tag stays when somebody renames it in the console; the name is what an API without tags keeps.

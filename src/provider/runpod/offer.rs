@@ -319,12 +319,13 @@ pub(super) fn pod_facts(pod: &Value) -> Facts {
         reason = "a cast from float saturates, and the number is not negative"
     )]
     let small = |number: f64| number.min(65_536.0) as u32;
-    let count = whole(&gpu, "count").map_or(1, small).min(GPUS_MAX);
+    let count = whole(&gpu, "count").map(|count| small(count).min(GPUS_MAX));
     let model = text(&gpu, "id");
     let flavor = pod.get("cpu").and_then(|cpu| text(cpu, "id"));
     let kind = model.clone().or(flavor);
     let kind = kind.map(|id| (INSTANCE_TYPE.to_owned(), id));
-    let gpus = model.map(|model| {
+    // How many there are is not guessed: what is claimed of a pod is held against it.
+    let gpus = model.zip(count).map(|(model, count)| {
         let one = Gpu {
             model,
             vram: Bytes(0),

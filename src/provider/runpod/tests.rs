@@ -12,6 +12,7 @@ use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::offer::{Asks, Choice, Cloud};
 use super::{Runpod, boot, offer, wire};
+use crate::provider::http::tests::settings;
 use crate::provider::http::{Answer, CloudSettings, Fault, start_script};
 use crate::provider::{Boot, CreateRequest, Machine, MachineStatus, Phase, Provider as _};
 
@@ -392,8 +393,13 @@ fn only_what_is_known_to_be_over_is_dead_and_running_without_a_runtime_is_not_re
         (json!({ "status": "LEVITATING" }), None),
         (json!({ "status": null }), None),
     ];
+    let limits = Runpod::new(settings(None)).boot_limits(None);
     for (change, phase) in pending {
         let status = seen(change.clone()).status;
+        if let MachineStatus::Pending(phase) = &status {
+            let within = limits.within(&phase.name);
+            assert!(within < limits.acquire_timeout, "{change}: {within:?}");
+        }
         match phase {
             Some(phase) => assert_eq!(
                 status,

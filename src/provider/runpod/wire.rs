@@ -25,6 +25,9 @@ pub(super) const STARTING: &str = "starting its container";
 /// Said to run, and nothing runs.
 pub(super) const NOT_UP: &str = "running, its container not up yet";
 
+/// It runs, and neither a relay nor a port of it is known.
+pub(super) const NO_ADDRESS: &str = "running, and nothing says how to reach it";
+
 /// Where an agent would listen if its port were mapped, as simulators do.
 const PORT: f64 = 41641.0;
 
@@ -171,7 +174,7 @@ pub(super) fn machine(pod: &Value, relay: Option<&str>) -> Option<Machine> {
             if relay.is_none()
                 && !(mark(pod, PUSHED.0) == Some(PUSHED.1) && ssh(pod).is_some()) =>
         {
-            MachineStatus::Pending(Phase::new("running, and nothing says how to reach it"))
+            MachineStatus::Pending(Phase::new(NO_ADDRESS))
         }
         (MachineStatus::Running, address) => {
             contact.direct.extend(address);

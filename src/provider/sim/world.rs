@@ -71,6 +71,7 @@ impl AccountSpec {
                 sees_account: true,
                 rate: Duration::ZERO,
                 phases: Vec::new(),
+                phase_timeout: Duration::from_secs(20 * 60),
             },
             shapes,
             faults: FaultTable::none(),

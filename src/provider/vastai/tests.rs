@@ -9,9 +9,10 @@ use stageline_core::resource::FailureClass;
 use stageline_core::topology::AgentSource;
 use stageline_core::unit::{Bytes, MicroDollars};
 
-use super::{offer, wire};
+use super::{Vastai, offer, wire};
+use crate::provider::http::tests::settings;
 use crate::provider::http::{Answer, start_script};
-use crate::provider::{MachineStatus, Phase};
+use crate::provider::{MachineStatus, Phase, Provider as _};
 
 fn raw() -> Value {
     json!({
@@ -322,11 +323,13 @@ fn only_what_is_known_to_be_over_is_dead() {
         json!({ "public_ipaddr": null }),
         json!({ "ports": { "41641/udp": null } }),
     ];
+    let limits = Vastai::new(settings(None)).boot_limits(None);
     for change in pending {
-        assert!(
-            matches!(status(change.clone()), MachineStatus::Pending(_)),
-            "{change}"
-        );
+        let MachineStatus::Pending(phase) = status(change.clone()) else {
+            panic!("{change}");
+        };
+        let within = limits.within(&phase.name);
+        assert!(within < limits.acquire_timeout, "{change}: {within:?}");
     }
     let said = status(json!({ "actual_status": "loading", "status_msg": "pulling 40 %" }));
     assert_eq!(

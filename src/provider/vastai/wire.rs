@@ -22,6 +22,9 @@ pub(super) const PROVISIONING: &str = "being provisioned";
 /// The image is on its way, or the container starts.
 pub(super) const LOADING: &str = "loading its image";
 
+/// It runs, and where its ports are is not known yet.
+pub(super) const NO_ADDRESS: &str = "running, its address not told yet";
+
 /// An id: a whole number, maybe in quotes.
 pub(super) fn id(value: &Value, field: &str) -> Option<String> {
     id_of(value.get(field)?)
@@ -175,9 +178,7 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
             contact.relay = relay.map(str::to_owned);
             MachineStatus::Running
         }
-        (MachineStatus::Running, None) => {
-            MachineStatus::Pending(Phase::new("running, its address not told yet"))
-        }
+        (MachineStatus::Running, None) => MachineStatus::Pending(Phase::new(NO_ADDRESS)),
         (other, _) => other,
     };
     let price = number(instance, "dph_total")

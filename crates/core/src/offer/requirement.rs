@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use hints::Hints;
 
-use super::Facts;
+use super::{Facts, Gpu};
 use crate::unit::Bytes;
 pub use matching::Models;
 pub(super) use matching::same_model;
@@ -60,6 +60,23 @@ impl Requirement {
         self.terms
             .iter()
             .filter_map(|term| matching::misfit(term, facts))
+            .collect()
+    }
+
+    /// The terms on model and number of GPUs that these do not meet. What is not told is not held against them: none are told, or
+    /// one without its model.
+    pub fn gpu_misfits(&self, gpus: &[Gpu]) -> Vec<Misfit> {
+        let facts = Facts {
+            gpus: gpus.to_vec(),
+            ..Facts::default()
+        };
+        let named = gpus.iter().all(|gpu| !gpu.model.is_empty());
+        let asks = |term: &&Term| {
+            !gpus.is_empty() && (term.field == Field::Gpus || (named && term.field == Field::Gpu))
+        };
+        let terms = self.terms.iter().filter(asks);
+        terms
+            .filter_map(|term| matching::misfit(term, &facts))
             .collect()
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::Choice;
 use super::avoid::{Avoid, Standing};
 use crate::id::{LeaseId, Name};
-use crate::offer::{Facts, Misfit, Models, Quote, QuoteId, Ranks, Selection, Supply};
+use crate::offer::{Facts, Gpu, Misfit, Models, Quote, QuoteId, Ranks, Selection, Supply};
 use crate::resource::{Cause, FailureClass, LeaseSpec, Terms};
 use crate::state::State;
 use crate::topology::{AgentWay, Requote, Topology};
@@ -79,6 +79,15 @@ pub fn unfit(
     if let Some(ceiling) = terms.ceiling.filter(|ceiling| price > *ceiling) {
         why.push(format!("at most {ceiling}/h (it costs {price}/h)"));
     }
+    why
+}
+
+/// What speaks against a machine that is still on its way, by its provider's own record alone: its price, and which GPUs it is
+/// said to have. A record tells less than an offer: what it does not say is not held against the machine.
+pub fn unfit_by_record(terms: &Terms, gpus: &[Gpu], price: MicroDollars) -> Vec<String> {
+    let misfits = terms.requirement.gpu_misfits(gpus);
+    let mut why: Vec<String> = misfits.iter().map(told).collect();
+    why.extend(unfit(terms, Bytes(0), None, price));
     why
 }
 

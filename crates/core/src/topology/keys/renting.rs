@@ -9,7 +9,8 @@ pub(super) const ACQUIRE_TIMEOUT: Key = Key {
     kind: Kind::Duration,
     need: Need::Optional("by provider and shape"),
     change: Change::None,
-    doc: "The longest wait from create to ready.",
+    doc: "The longest wait from create to ready. Each phase of a boot has a deadline of its own besides; what takes longer for a large image or \
+          machine gets as much more as this is longer than usual.",
     example: "\"10m\"",
 };
 
@@ -74,8 +75,9 @@ pub(super) const GANG: Key = Key {
 pub(super) const GANG_TIMEOUT: Key = Key {
     name: "gang_timeout",
     kind: Kind::Duration,
-    need: Need::Optional("`acquire_timeout` of each machine, fail-over included"),
-    doc: "The longest from the first create until all machines of the gang are ready.",
+    need: Need::Optional("the longest `acquire_timeout` of its machines, fail-over included"),
+    doc: "The longest from the first create until all machines of the gang are ready; where `wait_for_capacity` is given, from the \
+          first machine that is up.",
     example: "\"30m\"",
     ..KEY
 };
