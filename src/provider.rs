@@ -35,6 +35,7 @@ use stageline_core::resource::{
 };
 use stageline_core::topology::{AgentSource, AgentWay};
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
+use tokio::sync::mpsc::UnboundedSender;
 
 pub use account::same_account;
 pub use charges::Charged;
@@ -128,6 +129,8 @@ pub struct CreateRequest {
     pub mounts: Vec<Mounted>,
     /// For the agent.
     pub boot: Boot,
+    /// Who hears what is said while it is made, line by line; for adapters that hear something themselves.
+    pub told: Option<UnboundedSender<String>>,
 }
 
 /// A login at a registry of images, with its password.

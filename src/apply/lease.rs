@@ -97,8 +97,9 @@ impl<'a> Run<'a> {
                 limits: launch.limits.filter(|_| provider.traits().self_destroy),
                 ..keys.boot(lease, act.step.generation, launch.attempt)
             },
+            told: None,
         };
-        let outcome = self.send(provider.as_ref(), request).await;
+        let outcome = self.send(provider.as_ref(), lease, request).await;
         self.launched(act, provider.as_ref(), &launch, outcome)
             .await
     }
@@ -428,16 +429,32 @@ impl<'a> Run<'a> {
     }
 
     /// The one call that is unsafe to repeat. A time-out is in doubt, never refused.
-    async fn send(&self, provider: &dyn Provider, request: CreateRequest) -> Outcome<Machine> {
+    async fn send(
+        &self,
+        provider: &dyn Provider,
+        lease: &LeaseId,
+        mut request: CreateRequest,
+    ) -> Outcome<Machine> {
         let key = request.request_key.clone();
         let limit = provider.traits().request_timeout;
-        tokio::select! {
-            biased;
-            outcome = provider.create(request) => outcome,
-            () = self.effects.clock.sleep(limit) => {
-                let seconds = limit.as_secs();
-                let message = format!("no answer to the create of {key} within {seconds} s");
-                Outcome::InDoubt(Cause::new(FailureClass::Unknown, message))
+        let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        request.told = Some(told);
+        let create = provider.create(request);
+        let too_long = self.effects.clock.sleep(limit);
+        tokio::pin!(create, too_long);
+        loop {
+            tokio::select! {
+                biased;
+                Some(line) = heard.recv() => {
+                    let lease = lease.clone();
+                    self.emit(Event::Said { lease, line });
+                }
+                outcome = &mut create => return outcome,
+                () = &mut too_long => {
+                    let seconds = limit.as_secs();
+                    let message = format!("no answer to the create of {key} within {seconds} s");
+                    return Outcome::InDoubt(Cause::new(FailureClass::Unknown, message));
+                }
             }
         }
     }

@@ -187,6 +187,7 @@ impl Shared {
                 let agent = agent.map(|way| format!("; {way}")).unwrap_or_default();
                 Some(format!("{lease}: machine {machine} is up, {price_per_hour} per hour{agent}"))
             }
+            Event::Said { lease, line } => Some(format!("{lease}: | {line}")),
             Event::HostMet { lease, host, fingerprint } => Some(met(lease, host, fingerprint)),
             Event::MachineFailed { machine, cause, noted, goes_on, log, .. } => {
                 let label = self.console.paint("1;31", "gave up");
@@ -324,6 +325,7 @@ impl Board {
             }
             Event::StepRefused { .. }
             | Event::HostMet { .. }
+            | Event::Said { .. }
             | Event::Lapsed { .. }
             | Event::StepBlocked { .. }
             | Event::Retrying { .. }

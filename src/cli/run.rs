@@ -19,7 +19,7 @@ use super::keys::{self, IdentityKeys, References};
 use super::project::Place;
 use super::reporter::Reporter;
 use super::sellers::Sellers;
-use super::{Exit, Failure, fetched, money, relay, session, signals};
+use super::{Exit, Failure, fetched, money, relay, session, shell, signals};
 use crate::ambient::{self, ProcessId, SharedClock, random};
 use crate::apply::{self, Effects, Keys, Options, Providers, Summary};
 use crate::machine::Machines;
@@ -286,6 +286,7 @@ async fn conclude(
     clock: &SharedClock,
     console: &Console,
 ) -> Result<Exit, Failure> {
+    shell::forget(job.place, state);
     if let Some(error) = &summary.journal {
         if let AppendError::InDoubt { .. } = error {
             up(job, state, console);

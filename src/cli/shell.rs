@@ -226,6 +226,21 @@ impl Awake {
     }
 }
 
+/// Removes what was written for the shells of machines that are not held any more.
+pub(crate) fn forget(place: &Place, state: &State) {
+    let files = std::fs::read_dir(place.folder().join("ssh"));
+    for file in files.into_iter().flatten().flatten() {
+        let path = file.path();
+        let lease = path
+            .file_stem()
+            .and_then(|name| name.to_str()?.parse().ok());
+        if lease.is_none_or(|lease: LeaseId| state.lease(&lease).is_none()) {
+            // The next run tries again.
+            std::fs::remove_file(path).ok();
+        }
+    }
+}
+
 /// How the machine of a lease is logged in to.
 async fn way_in(global: &Global, place: &Place, lease: &LeaseId) -> Result<Login, Failure> {
     let store = place.open(Mode::Read).await?;

@@ -203,6 +203,7 @@ impl CommandProvider {
             secret: BTreeMap::new(),
             stdout_max,
             within,
+            told: None,
         })?;
         let ended = running.end().await;
         if ended.is_well() {

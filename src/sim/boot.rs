@@ -81,12 +81,7 @@ impl Booter {
             .env_clear()
             .envs(agent_environment())
             .env(MACHINE_DIR, &dir)
-            .envs(
-                machine
-                    .own_key
-                    .then(|| own_key(&package, self.kind, id))
-                    .unwrap_or_default(),
-            )
+            .envs(own_key(&package, self.kind, machine))
             .current_dir(&dir)
             .stdin(Stdio::piped())
             .stdout(output.try_clone().ok()?)
@@ -164,11 +159,14 @@ impl Booter {
 }
 
 /// A machine that can end itself is handed its id and a key for that alone.
-fn own_key(package: &Package, kind: Kind, number: u64) -> Vec<(String, String)> {
-    let own = package.config.own_end.iter();
+fn own_key(package: &Package, kind: Kind, machine: &Machine) -> Vec<(String, String)> {
+    let own = package.config.own_end.iter().filter(|_| machine.own_key);
     let pairs = own.flat_map(|own| {
-        let key = format!("{OWN_KEY}{number}");
-        [(own.id.clone(), kind.id(number)), (own.key.clone(), key)]
+        let key = format!("{OWN_KEY}{}", machine.id);
+        [
+            (own.id.clone(), kind.id(machine.id)),
+            (own.key.clone(), key),
+        ]
     });
     pairs.collect()
 }

@@ -49,7 +49,7 @@ impl Builds {
             .collect();
         let fits = all.iter().filter(|(_, needs)| needs.fit(host));
         let mut fits: Vec<&(PathBuf, Needs)> = fits.collect();
-        // A program that brings its own C library runs anywhere, and is slower at what it needs memory for.
+        // A program that brings its own C library runs anywhere, and is slower where it allocates much.
         if host.libc.is_empty() {
             fits.sort_by_key(|(_, needs)| needs.libc);
         } else {
@@ -299,8 +299,11 @@ mod tests {
     #[test]
     fn whether_anything_could_be_pushed_is_known_before() {
         let folder = tempfile::tempdir().expect("a folder");
-        // As on an operator's computer that runs no Linux.
-        let none = Builds::new(None, vec![folder.path().to_owned()]);
+        // As on an operator's Mac: this program is a 64-bit Mach-O there.
+        let own = folder.path().join("own");
+        let mac = [0xcf, 0xfa, 0xed, 0xfe, 0x0c, 0x00, 0x00, 0x01];
+        std::fs::write(&own, [&mac[..], &[0; 56]].concat()).expect("written");
+        let none = Builds::new(Some(own), vec![folder.path().to_owned()]);
         for arch in ["", "x86_64"] {
             let error = none.could_fit(&host(arch, "")).expect_err("there is none");
             assert!(

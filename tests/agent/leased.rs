@@ -39,6 +39,7 @@ async fn up(world: &World, provider: &LocalProvider) -> Machine {
     let address = Address::Lease(lease(0));
     let (generation, attempt) = (Generation(1), Attempt(1));
     let request = CreateRequest {
+        told: None,
         request_key: RequestKey::derive(&world.lineage, &address, generation, attempt),
         requirement: stageline_core::offer::Requirement::default(),
         quote: quotes.expect("visible").remove(0),

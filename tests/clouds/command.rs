@@ -177,6 +177,37 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// It goes on for as long as the file `go` is not there: who reads what it says has heard it before it ended.
+#[test]
+fn what_acquire_says_is_shown_while_it_runs() {
+    use std::io::BufRead as _;
+    let desk = Desk::new(1);
+    desk.script(
+        "slow.sh",
+        "echo asking the landlord >&2\nwhile [ ! -e go ]; do sleep 0.05; done\nexec ./pool.sh acquire",
+    );
+    desk.edit(
+        "acquire = [\"./pool.sh\", \"acquire\"]",
+        "acquire = [\"./slow.sh\"]",
+    );
+    let mut apply = desk
+        .stageline("apply --auto-approve")
+        .spawn()
+        .expect("the binary is there");
+    let pipe = apply.stderr.take().expect("a pipe");
+    let mut lines = std::io::BufReader::new(pipe).lines().map_while(Result::ok);
+    let heard = lines.find(|line| line.contains("asking the landlord"));
+    assert_eq!(
+        heard.as_deref(),
+        Some("lease.node[0]: | asking the landlord")
+    );
+    std::fs::write(desk.path("go"), "").expect("written");
+    let rest = std::thread::spawn(move || lines.count());
+    finish(apply).exits(0);
+    rest.join().expect("no panic");
+    desk.run("destroy --auto-approve").exits(0);
+}
+
 #[test]
 fn machines_of_a_pool_are_got_asked_and_given_back() {
     let desk = Desk::new(2);

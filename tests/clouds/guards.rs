@@ -1,10 +1,44 @@
 //! Machines that cost money, and who ends them while nobody looks: without anybody, nothing is rented.
 
-use std::time::{Duration, Instant};
+use std::process::Child;
 
 use stageline::sim::Kind;
 
 use super::desk::{Desk, NOBODY, finish};
+use super::host::until;
+
+/// A watcher, from its first heartbeat on.
+fn watched(desk: &Desk) -> Child {
+    let mut watcher = desk.command("watch --every 300ms");
+    let watcher = watcher.spawn().expect("the binary is there");
+    until("a heartbeat", || {
+        desk.path("state/demo/watcher.json").exists()
+    });
+    watcher
+}
+
+/// Its machines do not end themselves: nobody else would.
+#[test]
+fn a_watcher_ends_machines_of_lambda_that_are_idle_or_old() {
+    for (limit, key) in [("idle_timeout", "8s"), ("max_lifetime", "20s")] {
+        let desk = Desk::of(Kind::Lambda, vec![], 600, 1);
+        desk.edit(NOBODY, &format!("{limit} = \"{key}\""));
+        let mut watcher = watched(&desk);
+        desk.run("apply --auto-approve")
+            .exits(0)
+            .says("the watcher ends it after")
+            .says(key);
+        desk.agrees(1);
+        until("it was ended", || desk.there().is_empty());
+        until("that is recorded", || desk.held().is_empty());
+        watcher.kill().expect("ours");
+        finish(watcher).says(limit);
+        desk.agrees(0);
+        desk.run("plan --detailed-exitcode")
+            .exits(0)
+            .says("1 lease is kept ended");
+    }
+}
 
 #[test]
 fn what_nobody_would_end_is_not_rented_and_what_is_held_is_kept() {
@@ -22,14 +56,7 @@ fn what_nobody_would_end_is_not_rented_and_what_is_held_is_kept() {
     }
     desk.agrees(0);
     // The first way out.
-    let mut watcher = desk.command("watch --every 300ms");
-    let mut watcher = watcher.spawn().expect("the binary is there");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !desk.path("state/demo/watcher.json").exists() {
-        assert!(Instant::now() < deadline, "no heartbeat");
-        #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let mut watcher = watched(&desk);
     desk.run("apply --auto-approve")
         .exits(0)
         .says("the watcher ends it after 20m without work");

@@ -46,6 +46,7 @@ async fn quotes(lambda: &Lambda) -> Vec<Quote> {
 fn request(quote: Quote, attempt: u32) -> CreateRequest {
     let key: RequestKey = format!("{PREFIX}g1a{attempt}").parse().expect("a key");
     CreateRequest {
+        told: None,
         request_key: key,
         requirement: stageline_core::offer::Requirement::default(),
         quote,

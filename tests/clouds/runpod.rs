@@ -53,6 +53,7 @@ async fn quotes(pods: &Runpod) -> Vec<Quote> {
 fn request(quote: Quote, attempt: u32) -> CreateRequest {
     let key: RequestKey = format!("{PREFIX}g1a{attempt}").parse().expect("a key");
     CreateRequest {
+        told: None,
         request_key: key,
         requirement: stageline_core::offer::Requirement::default(),
         quote,

@@ -133,6 +133,13 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         agent: Option<AgentWay>,
     },
+    /// Something was said while a machine was being made, by a program of one's own.
+    Said {
+        /// For which machine.
+        lease: LeaseId,
+        /// One line, cleared of what would disturb a terminal.
+        line: String,
+    },
     /// A host was met for the first time over SSH, and its key was put on record.
     HostMet {
         /// For which machine.
@@ -294,6 +301,7 @@ impl Event {
             Self::Launching { lease, .. }
             | Self::LeaseUp { lease, .. }
             | Self::HostMet { lease, .. }
+            | Self::Said { lease, .. }
             | Self::LeaseReady { lease, .. }
             | Self::MachineFailed { lease, .. }
             | Self::Lapsed { lease, .. }

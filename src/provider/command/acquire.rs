@@ -151,6 +151,7 @@ impl CommandProvider {
             secret,
             stdout_max: ACQUIRE_MAX,
             within: settings.timeout,
+            told: request.told.clone(),
         });
         let running = match running {
             Ok(running) => running,

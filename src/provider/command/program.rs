@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal};
 use stageline_core::resource::{Cause, FailureClass};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Child;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 
 use crate::ambient;
@@ -54,6 +55,8 @@ pub(super) struct Call<'a> {
     pub stdout_max: usize,
     /// How long it may take.
     pub within: Duration,
+    /// Who hears what it says beside its output, at once: as many lines as are kept.
+    pub told: Option<UnboundedSender<String>>,
 }
 
 /// How it ended.
@@ -175,7 +178,7 @@ pub(super) fn start(call: Call<'_>) -> Result<Running, Cause> {
         child,
         group,
         stdout: tokio::spawn(take(stdout, call.stdout_max, flood)),
-        stderr: tokio::spawn(lines(stderr, hidden)),
+        stderr: tokio::spawn(lines(stderr, hidden, call.told)),
         flooded,
         within: call.within,
     })
@@ -252,8 +255,20 @@ async fn take(
 }
 
 /// Reads lines that say something, and keeps the last ones.
-async fn lines(pipe: Option<impl AsyncRead + Unpin>, hidden: Vec<String>) -> Vec<String> {
+async fn lines(
+    pipe: Option<impl AsyncRead + Unpin>,
+    hidden: Vec<String>,
+    told: Option<UnboundedSender<String>>,
+) -> Vec<String> {
     let (mut kept, mut line) = (VecDeque::new(), Vec::new());
+    let mut left = LINES;
+    let mut say = |text: Option<&String>| {
+        if let (Some(text), Some(told), 1..) = (text, &told, left) {
+            left -= 1;
+            // Whoever waited may be gone.
+            told.send(text.clone()).ok();
+        }
+    };
     let Some(mut pipe) = pipe else {
         return Vec::new();
     };
@@ -261,18 +276,19 @@ async fn lines(pipe: Option<impl AsyncRead + Unpin>, hidden: Vec<String>) -> Vec
     while let Ok(count @ 1..) = pipe.read(&mut piece).await {
         for byte in &piece[..count] {
             if *byte == b'\n' {
-                keep(&mut kept, &line, &hidden);
+                say(keep(&mut kept, &line, &hidden));
                 line.clear();
             } else if line.len() < LINE_READ {
                 line.push(*byte);
             }
         }
     }
-    keep(&mut kept, &line, &hidden);
+    say(keep(&mut kept, &line, &hidden));
     kept.into()
 }
 
-fn keep(kept: &mut VecDeque<String>, line: &[u8], hidden: &[String]) {
+/// The line as it is kept; none where it says nothing.
+fn keep<'k>(kept: &'k mut VecDeque<String>, line: &[u8], hidden: &[String]) -> Option<&'k String> {
     // What was cut off may be the middle of a secret.
     let whole = if line.len() < LINE_READ {
         line
@@ -285,12 +301,13 @@ fn keep(kept: &mut VecDeque<String>, line: &[u8], hidden: &[String]) {
     }
     let text = crate::provider::http::clear(&text, LINE_MAX);
     if text.is_empty() {
-        return;
+        return None;
     }
     if kept.len() == LINES {
         kept.pop_front();
     }
     kept.push_back(text);
+    kept.back()
 }
 
 /// The file of a program, when it is there and may be run.

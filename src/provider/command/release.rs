@@ -144,6 +144,7 @@ impl CommandProvider {
             secret: BTreeMap::new(),
             stdout_max: RELEASE_MAX,
             within,
+            told: None,
         })?;
         let ended = running.end().await;
         self.listing.forget().await;

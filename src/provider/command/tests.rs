@@ -82,6 +82,7 @@ impl Stand {
         let id = QuoteId("box".to_owned());
         let quote = self.provider.quote(&id, Bytes::gib(20)).await;
         CreateRequest {
+            told: None,
             request_key: RequestKey::derive(&lineage, &address, generation, attempt),
             quote: quote.expect("seen").expect("there"),
             requirement: "cpus>=2, provider.offer=box"

@@ -131,6 +131,7 @@ fn request(attempt: u32) -> CreateRequest {
     let address = Address::Lease(lease.clone());
     let (generation, attempt) = (Generation(1), Attempt(attempt));
     CreateRequest {
+        told: None,
         request_key: RequestKey::derive(&lineage, &address, generation, attempt),
         requirement: stageline_core::offer::Requirement::default(),
         quote: Quote {

@@ -156,6 +156,7 @@ fn request(quote: &str, agent: Option<AgentSource>) -> CreateRequest {
     let mut quote_of = quotes(&row(), "gpus=1", Cloud::Secure).remove(0);
     quote_of.id.0 = quote.to_owned();
     CreateRequest {
+        told: None,
         request_key: "sl-00112233445566aa-0011aabb-g1a1".parse().expect("a key"),
         requirement: stageline_core::offer::Requirement::default(),
         quote: quote_of,

@@ -64,6 +64,7 @@ impl Case {
         let address = Address::Lease(lease.clone());
         let (generation, attempt) = (Generation(1), Attempt(attempt));
         CreateRequest {
+            told: None,
             request_key: RequestKey::derive(&lineage, &address, generation, attempt),
             requirement: stageline_core::offer::Requirement::default(),
             quote: Quote {

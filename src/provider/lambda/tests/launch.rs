@@ -19,6 +19,7 @@ const SHA: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b
 fn request(agent: Option<AgentSource>) -> CreateRequest {
     let quote = quotes(&types(&[(kind(json!({})), &["us-west-1"])])).remove(0);
     CreateRequest {
+        told: None,
         request_key: "sl-00112233445566aa-0011aabb-g1a1".parse().expect("a key"),
         requirement: stageline_core::offer::Requirement::default(),
         quote,
