@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
 
     /// What the providers that may be asked for fresh quotes sell now.
     async fn markets(&self, spec: &LeaseSpec) -> Markets {
-        let allowed = spec.terms.iter();
+        let allowed = spec.rented_under();
         let allowed = allowed.filter(|terms| terms.requote == Requote::WithinCeiling);
         let mut markets: Markets = BTreeMap::new();
         for terms in allowed {

@@ -281,7 +281,13 @@ impl<'a> Run<'a> {
         };
         let terms = spec.terms.iter().find(|terms| terms.offer == choice.offer);
         let terms = terms.ok_or_else(|| gone(format!("{lease}: no offer `{}`", choice.offer)))?;
-        let why = untaken(terms, spec.memory, &quote);
+        let mut why = untaken(terms, spec.memory, &quote);
+        if !spec.has_volumes(terms) {
+            why.push(format!(
+                "offer `{}` has not all volumes of the lease",
+                terms.offer
+            ));
+        }
         if why.is_empty() && quote.supply == Supply::Many(0) {
             let note = quote.note().map(|note| format!(": {note}"));
             let message = format!(

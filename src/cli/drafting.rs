@@ -388,7 +388,7 @@ pub(crate) fn surgery(error: SurgeryError) -> Failure {
 
 /// What every declared provider sells now.
 async fn markets(topology: &Topology, providers: &Providers) -> (BTreeMap<Name, Market>, Volumes) {
-    let (volumes, mut unseen) = stock::volumes(topology, providers).await;
+    let volumes = stock::volumes(topology, providers).await;
     let mut asked = Vec::new();
     for (name, provider) in &topology.providers {
         let (requirements, bids, disk) = wanted(topology, name, &volumes);
@@ -410,15 +410,13 @@ async fn markets(topology: &Topology, providers: &Providers) -> (BTreeMap<Name, 
     let market = |asked: Asked| {
         let Asked { name, provider, .. } = asked;
         let quotes = quotes.remove(&name).unwrap_or_else(|| Ok(Vec::new()));
-        let quotes = quotes.map_err(|blind| blind.cause);
         let market = Market {
             kind: provider.kind().to_owned(),
             free: provider.traits().free,
             unbilled: !provider.bills(),
             self_destroy: provider.traits().self_destroy,
             agent: provider.traits().agent,
-            // Where its volumes are cannot be told of it then.
-            quotes: unseen.remove(&name).map_or(quotes, Err),
+            quotes: quotes.map_err(|blind| blind.cause),
         };
         (name, market)
     };

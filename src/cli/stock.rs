@@ -8,7 +8,6 @@ use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::Name;
 use stageline_core::offer::Requirement;
 use stageline_core::plan::{Volumes, unknown_types};
-use stageline_core::resource::Cause;
 use stageline_core::topology::{Lease, Topology};
 
 use crate::provider::Providers;
@@ -53,12 +52,9 @@ pub(crate) async fn types(
     }
 }
 
-/// The volumes of every provider that a lease with mounts may be rented from, and why those of the others cannot be seen.
-pub(crate) async fn volumes(
-    topology: &Topology,
-    providers: &Providers,
-) -> (Volumes, BTreeMap<Name, Cause>) {
-    let (mut volumes, mut unseen) = (Volumes::new(), BTreeMap::new());
+/// The volumes of every provider that a lease with mounts may be rented from; of those that cannot be seen, why.
+pub(crate) async fn volumes(topology: &Topology, providers: &Providers) -> Volumes {
+    let mut volumes = Volumes::new();
     let leases = topology.leases.values();
     let names = leases
         .filter(|lease| !lease.mounts.is_empty())
@@ -70,18 +66,17 @@ pub(crate) async fn volumes(
             continue;
         };
         if let Ok(provider) = providers.get(name, declared.kind.as_str()) {
-            match provider.volumes().await {
-                Ok(found) => drop(volumes.insert(name.clone(), found)),
-                Err(blind) => drop(unseen.insert(name.clone(), blind.cause)),
-            }
+            let found = provider.volumes().await;
+            volumes.insert(name.clone(), found.map_err(|blind| blind.cause));
         }
     }
-    (volumes, unseen)
+    volumes
 }
 
 /// What the volumes of a lease ask of a machine of this provider, as far as they are known.
 pub(crate) fn asked(lease: &Lease, provider: &Name, volumes: &Volumes) -> Requirement {
-    let own = volumes.get(provider).into_iter().flatten();
+    let own = volumes.get(provider).and_then(|all| all.as_ref().ok());
+    let own = own.into_iter().flatten();
     let own = own.filter(|volume| lease.mounts.iter().any(|mount| volume.is(&mount.volume)));
     own.fold(Requirement::default(), |all, volume| {
         all.and(&volume.requirement)

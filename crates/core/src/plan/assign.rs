@@ -12,6 +12,7 @@ use super::asks::Asks;
 use super::avoid::Avoid;
 use super::flow::{self, Given, Wanting};
 use super::market::{Candidate, Fitting, Markets, SHORTLIST_MAX, quotes};
+use super::mounts::Unmounted;
 use super::placement::{self, Placement, Spot};
 use super::{Choice, shortage};
 use crate::diagnostic::Diagnostic;
@@ -38,6 +39,8 @@ pub(super) struct Need<'a> {
     pub(super) frees: Option<&'a Name>,
     /// A machine may be there already, so nothing may be needed at all.
     pub(super) unresolved: bool,
+    /// Offers that are left out for its volumes.
+    pub(super) unmounted: &'a [Unmounted],
 }
 
 /// What was found for every need, what could not be, and what to say.
@@ -131,13 +134,14 @@ fn stock(needs: &[Need<'_>], quotes: &[&Quote]) -> Vec<u32> {
 
 fn classes<'n, 'a>(needs: &[&'n Need<'a>]) -> Vec<Class<'n, 'a>> {
     let mut classes: Vec<Class<'n, 'a>> = Vec::new();
-    let mut places: BTreeMap<(Bytes, &[Terms]), usize> = BTreeMap::new();
+    let mut places: BTreeMap<(Bytes, usize, &[Terms]), usize> = BTreeMap::new();
     let mut last: Option<(&Shared<LeaseSpec>, usize)> = None;
     for need in needs {
         let place = match last.filter(|(spec, _)| spec.is(need.spec)) {
             Some((_, place)) => place,
             None => {
-                let key = (need.spec.memory, need.spec.terms.as_slice());
+                let spec = need.spec;
+                let key = (spec.memory, spec.mounts.len(), spec.terms.as_slice());
                 *places.entry(key).or_insert_with(|| {
                     classes.push(Class {
                         spec: need.spec,
@@ -192,6 +196,18 @@ fn share(classes: &[Class<'_, '_>], stock: &[u32], fine: usize, notes: &mut Vec<
     classes.iter().map(&mut serve).collect()
 }
 
+/// The providers that cannot be seen, or whose volumes cannot.
+fn blind<'a>(fitting: Fitting<'a>, need: &Need<'a>) -> Vec<(&'a Name, Cause)> {
+    let mut blind = fitting.blind;
+    for one in need.unmounted {
+        let known = blind.iter().any(|(provider, _)| **provider == one.provider);
+        if let Some(cause) = one.unseen().filter(|_| !known) {
+            blind.push((&one.provider, cause));
+        }
+    }
+    blind
+}
+
 impl<'n, 'a> Class<'n, 'a> {
     /// The leases of a table that asks something of places, with what fits beside each other, and what they take of it.
     fn placed(
@@ -241,7 +257,7 @@ impl<'n, 'a> Class<'n, 'a> {
             spec,
             needs: needs.to_vec(),
             candidates,
-            blind: fitting.blind,
+            blind: blind(fitting, needs[0]),
             beside,
         };
         (class, given)
@@ -279,7 +295,7 @@ impl<'n, 'a> Class<'n, 'a> {
             }
             count += u64::from(stock[place]);
         }
-        self.blind = fitting.blind;
+        self.blind = blind(fitting, self.needs[0]);
     }
 
     fn count(&self) -> u32 {

@@ -378,8 +378,9 @@ impl<'a> Drafting<'a> {
         let needs: Vec<Need<'a>> = self
             .rows
             .iter()
-            .filter_map(|row| need(row, self.input.observed))
+            .filter_map(|row| need(row, &self.input))
             .collect();
+        self.left_out_for_volumes(&needs);
         let avoid = self.avoid(&needs);
         let stays = self.stays(&needs);
         let assigned = assign::assign(&needs, self.input.markets, &avoid, &stays);
@@ -538,7 +539,7 @@ pub(super) fn measured(receipt: &LeaseReceipt) -> Option<&Facts> {
 }
 
 /// What a row asks of the market: nothing unless it acquires.
-fn need<'a>(row: &Row<'a>, observed: &Observed) -> Option<Need<'a>> {
+fn need<'a>(row: &Row<'a>, input: &Draft<'a>) -> Option<Need<'a>> {
     let (Some(Spec::Lease(spec)), true) = (row.desired, row.build.contains(&Verb::Acquire)) else {
         return None;
     };
@@ -546,8 +547,9 @@ fn need<'a>(row: &Row<'a>, observed: &Observed) -> Option<Need<'a>> {
         return None;
     };
     // A machine that the listing does not have any more takes no place there.
-    let gone = matches!(observed.leases.get(id), Some(Seen::Gone));
+    let gone = matches!(input.observed.leases.get(id), Some(Seen::Gone));
     let held = row.recorded.and_then(lease_receipt).filter(|_| !gone);
+    let unmounted = input.desired.unmounted.get(&id.name);
     let open = row.recorded.and_then(|recorded| {
         let (_, open) = recorded.attempts.iter().next_back()?;
         Some(&open.launch.provider)
@@ -559,6 +561,7 @@ fn need<'a>(row: &Row<'a>, observed: &Observed) -> Option<Need<'a>> {
         // A machine that is there and not ready yet may do.
         unresolved: row.verdict == Verdict::Update
             || row.recorded.is_some_and(Recorded::is_unresolved),
+        unmounted: unmounted.map(Vec::as_slice).unwrap_or_default(),
     })
 }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::environment::{Environment, setup};
 use super::layers::{misplaced, too_long, unsplit};
+use super::mounts::Unmounted;
 use super::models::{Memory, ModelFacts, ModelShape};
 use crate::diagnostic::Diagnostic;
 use crate::graph::Graph;
@@ -33,6 +34,8 @@ pub struct Desired {
     pub specs: BTreeMap<Address, Spec>,
     /// Tables of leases that may be rented although nobody ends them. It is said of the renting, and no part of a machine.
     pub unguarded: BTreeSet<Name>,
+    /// Offers that no machine is rented under for the volumes of a lease, by its table.
+    pub unmounted: BTreeMap<Name, Vec<Unmounted>>,
 }
 
 impl Desired {
@@ -42,6 +45,7 @@ impl Desired {
             topology,
             specs: BTreeMap::new(),
             unguarded: BTreeSet::new(),
+            unmounted: BTreeMap::new(),
         }
     }
 
@@ -580,8 +584,7 @@ fn shard(facts: &ModelFacts, placed: &[Placed<'_>], lease: &LeaseId) -> Shard {
 
 /// The most that a machine of this lease may cost, whichever of its terms it is rented under; none is no cap.
 pub(crate) fn ceiling(spec: &LeaseSpec) -> Option<MicroDollars> {
-    spec.terms
-        .iter()
+    spec.rented_under()
         .map(|terms| terms.ceiling)
         .try_fold(MicroDollars::ZERO, |most, ceiling| Some(most.max(ceiling?)))
 }

@@ -97,7 +97,8 @@ fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_
     let all = match (kept, spec) {
         (Some(receipt), _) if receipt.ready.is_some() => ends_itself(&receipt.provider, input),
         (Some(_), Some(spec)) | (None, Some(spec)) => {
-            spec.terms.iter().all(|terms| may_end_itself(terms, input))
+            let mut terms = spec.rented_under();
+            terms.all(|terms| may_end_itself(terms, input))
         }
         (Some(_) | None, None) => false,
     };
@@ -177,10 +178,10 @@ pub(super) fn ends_by_nobody(
         1 => "1 machine".to_owned(),
         count => format!("{count} machines"),
     };
-    let providers = table.spec.terms.iter().map(|terms| &terms.provider);
+    let providers = table.spec.rented_under().map(|terms| &terms.provider);
     let cannot: BTreeSet<&Name> = providers.filter(|name| !ends_itself(name)).collect();
     let cannot: Vec<String> = cannot.iter().map(|name| format!("`{name}`")).collect();
-    let mut ways = table.spec.terms.iter().map(|terms| &terms.agent);
+    let mut ways = table.spec.rented_under().map(|terms| &terms.agent);
     let pushed = ways.any(|agent| *agent == Some(AgentSource::Ssh));
     let why = if cannot.is_empty() && pushed {
         "one that its agent is pushed to does not end itself before that is there".to_owned()
@@ -204,7 +205,7 @@ pub(super) fn ends_by_nobody(
 
 /// Whether its prices are for rehearsals only.
 fn unbilled(spec: &LeaseSpec, input: &Draft<'_>) -> bool {
-    let mut terms = spec.terms.iter();
+    let mut terms = spec.rented_under();
     terms.all(|terms| {
         let market = input.markets.get(&terms.provider);
         market.is_some_and(|market| market.unbilled)
@@ -224,12 +225,12 @@ fn ends_itself(provider: &Name, input: &Draft<'_>) -> bool {
 
 /// Whether a fresh quote may be taken at all.
 fn may_requote(spec: &LeaseSpec) -> bool {
-    let mut terms = spec.terms.iter();
+    let mut terms = spec.rented_under();
     terms.any(|terms| terms.requote == Requote::WithinCeiling)
 }
 
 fn all_free(spec: &LeaseSpec, input: &Draft<'_>) -> bool {
-    let mut terms = spec.terms.iter();
+    let mut terms = spec.rented_under();
     terms.all(|terms| {
         input
             .markets

@@ -157,7 +157,7 @@ impl<'a> Fitting<'a> {
             models: Models::default(),
             blind: Vec::new(),
         };
-        for terms in &spec.terms {
+        for terms in spec.terms.iter().filter(|terms| spec.has_volumes(terms)) {
             match markets.get(&terms.provider).map(|market| &market.quotes) {
                 Some(Ok(_)) => fitting.terms.push((terms, terms.within.ranks())),
                 Some(Err(cause)) => fitting.blind.push((&terms.provider, cause.clone())),

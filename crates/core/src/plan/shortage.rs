@@ -61,7 +61,7 @@ pub(super) fn nothing(
 /// Why offers that fit cannot be had now, as their providers say, or because a machine failed there.
 fn notes(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
-    for terms in &spec.terms {
+    for terms in spec.rented_under() {
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         let quotes = quotes.into_iter().flatten();
@@ -84,7 +84,7 @@ fn notes(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> 
 fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> String {
     let spec = class.spec;
     let mut misses: Vec<(usize, MicroDollars, String)> = Vec::new();
-    for terms in &spec.terms {
+    for terms in spec.rented_under() {
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         let quotes = quotes.into_iter().flatten();
@@ -105,8 +105,7 @@ fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> S
     misses.sort();
     if misses.is_empty() {
         let names: Vec<String> = spec
-            .terms
-            .iter()
+            .rented_under()
             .map(|t| format!("`{}`", t.provider))
             .collect();
         return format!(

@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::assign::Need;
 use super::draft::Drafting;
+use super::mounts::Unmounted;
 use super::{Mode, Verdict};
 use crate::id::{Address, Name};
 
@@ -22,6 +24,16 @@ fn some(mut all: Vec<String>) -> String {
 }
 
 impl Drafting<'_> {
+    /// Offers that no machine is rented under, since they have not the volumes of a lease that needs one.
+    pub(super) fn left_out_for_volumes(&mut self, needs: &[Need<'_>]) {
+        for table in needs.chunk_by(|a, b| a.lease.name == b.lease.name) {
+            let first = &table[0];
+            let told = first.unmounted.iter().filter_map(Unmounted::told);
+            let told = told.map(|why| format!("lease.{}: {why}", first.lease.name));
+            self.notes.extend(told);
+        }
+    }
+
     /// Machines that carry a mark like ours and that nothing records: shown, never touched by a plan.
     pub(super) fn marked(&mut self) {
         let mut by_kind: BTreeMap<(&Name, bool), Vec<String>> = BTreeMap::new();

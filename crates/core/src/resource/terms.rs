@@ -5,7 +5,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Mounted;
+use super::{LeaseSpec, Mounted};
 use crate::id::Name;
 use crate::offer::{Quote, Requirement, Selection};
 use crate::topology::{AgentSource, Bidding, Registry, Requote};
@@ -74,5 +74,19 @@ impl Terms {
             (Some(_), None) | (None, Some(_)) => false,
         };
         same && self.provider == quote.provider
+    }
+}
+
+impl LeaseSpec {
+    /// Whether a machine that is rented under these terms gets each volume of the lease.
+    pub fn has_volumes(&self, terms: &Terms) -> bool {
+        terms.mounts.len() >= self.mounts.len()
+    }
+
+    /// The terms that a machine may be rented under; all of them where there are none.
+    pub fn rented_under(&self) -> impl Iterator<Item = &Terms> {
+        let none = !self.terms.iter().any(|terms| self.has_volumes(terms));
+        let terms = self.terms.iter();
+        terms.filter(move |terms| none || self.has_volumes(terms))
     }
 }

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::offer::{Quote, Selection, Supply, Volume};
-use stageline_core::plan::{Desired, Market, Markets, Mode, Volumes};
-use stageline_core::resource::Spec;
+use stageline_core::plan::{
+    Avoid, Desired, Draft, Market, Markets, Mode, Plan, Volumes, draft, next_offer,
+};
+use stageline_core::resource::{Cause, FailureClass, Spec};
+use stageline_core::state::Observed;
 use stageline_core::topology::{Mount, Topology};
 
 use crate::basics::{desired, machines, options, plan};
@@ -45,7 +48,7 @@ fn volumes() -> Volumes {
         volume("v2", "twin", "us-1"),
         volume("v3", "twin", "eu-1"),
     ];
-    BTreeMap::from([(name("here"), all)])
+    BTreeMap::from([(name("here"), Ok(all))])
 }
 
 fn with(wanted: &[&str]) -> Topology {
@@ -139,7 +142,7 @@ fn a_volume_that_is_not_there_or_not_the_only_one_is_told_with_those_that_are() 
     );
     assert!(mounted(&with(&["v3"])).is_ok());
     let mut none = desired(&with(&["data"]));
-    let faults = none.mount(&BTreeMap::from([(name("here"), Vec::new())]));
+    let faults = none.mount(&BTreeMap::from([(name("here"), Ok(Vec::new()))]));
     let hint = faults.expect_err("none")[0]
         .hint
         .clone()
@@ -173,4 +176,117 @@ fn a_volume_in_a_place_that_is_not_allowed_is_found_while_planning() {
         faults(&topology)[0].0,
         "lease.gpu: volume `data` of provider `here` is in us-2, and `regions` of the provider (us-1, EU) allows no machine there"
     );
+}
+
+/// A second provider of the lease, cheaper than the first one.
+fn two(wanted: &[&str]) -> (Topology, Markets) {
+    let mut topology = with(wanted);
+    let provider = topology.providers[&name("here")].clone();
+    topology.providers.insert(name("there"), provider);
+    let offer = stageline_core::topology::Offer {
+        provider: name("there"),
+        ..topology.offers[&name("box")].clone()
+    };
+    topology.offers.insert(name("other"), offer);
+    let lease = topology.leases.get_mut(&name("gpu")).expect("it");
+    lease.offers.push(name("other"));
+    let mut markets = market();
+    let there = Market {
+        quotes: Ok(vec![quote("there", "cheap", 100, Supply::Many(9))]),
+        ..markets[&name("here")].clone()
+    };
+    markets.insert(name("there"), there);
+    (topology, markets)
+}
+
+fn lists(plan: &Plan) -> Vec<Vec<String>> {
+    let list = |terms: &stageline_core::plan::LeaseTerms| {
+        let quotes = terms.shortlist.iter();
+        quotes.map(|choice| choice.quote.id.0.clone()).collect()
+    };
+    plan.leases.values().map(list).collect()
+}
+
+#[test]
+fn no_machine_is_rented_where_its_volumes_could_not_be_read() {
+    let (topology, markets) = two(&["data"]);
+    let mut volumes = volumes();
+    let cause = Cause::new(FailureClass::Unknown, "502 Bad Gateway");
+    volumes.insert(name("there"), Err(cause.clone()));
+    let mut desired = desired(&topology);
+    desired.mount(&volumes).expect("one offer has it");
+    let drafted = plan(&desired, &World::new(), &markets, &options(Mode::Apply));
+    assert_eq!(lists(&drafted), [["us-2"], ["us-2"]]);
+    assert_eq!(
+        drafted.notes,
+        ["provider `there` cannot be seen (its volumes could not be read: 502 Bad Gateway); 2 leases are planned without it"]
+    );
+    // Nor later, when what was listed is gone.
+    let Spec::Lease(spec) = &desired.specs[&address("lease.gpu[0]")] else {
+        panic!("a lease");
+    };
+    let mut left = markets.clone();
+    left.remove(&name("here"));
+    assert_eq!(next_offer(spec, &Avoid::default(), &left), None);
+    // Nor when it is the only one; then nothing is rented at all.
+    volumes.insert(name("here"), Err(cause));
+    let mut desired = self::desired(&topology);
+    desired.mount(&volumes).expect("nobody knows");
+    let faults = draft(&Draft {
+        desired: &desired,
+        recorded: &World::new().state,
+        observed: &Observed::default(),
+        markets: &markets,
+        options: &options(Mode::Apply),
+    });
+    let faults = faults.expect_err("nobody could look");
+    assert_eq!(faults[0].code, "plan/blind");
+    assert!(faults[0].message.contains("its volumes could not be read"));
+}
+
+#[test]
+fn offers_without_the_volume_are_left_out_and_said() {
+    let (topology, markets) = two(&["data"]);
+    let mut volumes = volumes();
+    volumes.insert(name("there"), Ok(Vec::new()));
+    let mut desired = desired(&topology);
+    desired.mount(&volumes).expect("one offer has it");
+    let mut world = World::new();
+    let first = plan(&desired, &world, &markets, &options(Mode::Apply));
+    assert_eq!(lists(&first), [["us-2"], ["us-2"]]);
+    assert_eq!(
+        first.notes,
+        ["lease.gpu: offer `other` is left out: provider `there` has no volume `data`"]
+    );
+    let measured = at("us-2", 1100);
+    world.measured.insert(measured.id, measured.facts);
+    world.carry_out(&first);
+    // Its name is another one now: a machine that is held is not given up for that.
+    volumes.insert(name("here"), Ok(vec![volume("v1", "renamed", "us-2")]));
+    volumes.insert(name("there"), Ok(vec![volume("w1", "data", "eu-9")]));
+    let mut desired = self::desired(&topology);
+    desired.mount(&volumes).expect("one offer has it");
+    let again = plan(&desired, &world, &markets, &options(Mode::Apply));
+    assert!(again.steps.is_empty(), "{:?}", again.changes);
+    assert!(again.notes.is_empty(), "{:?}", again.notes);
+}
+
+#[test]
+fn a_table_without_volumes_is_no_class_of_one_whose_volumes_could_not_be_read() {
+    let mut topology = with(&["data"]);
+    let mut plain = topology.leases[&name("gpu")].clone();
+    plain.mounts.clear();
+    topology.leases.insert(name("plain"), plain);
+    let mut desired = desired(&topology);
+    desired.mount(&Volumes::new()).expect("nobody knows");
+    let faults = draft(&Draft {
+        desired: &desired,
+        recorded: &World::new().state,
+        observed: &Observed::default(),
+        markets: &market(),
+        options: &options(Mode::Apply),
+    });
+    let faults = faults.expect_err("nobody could look");
+    assert_eq!(faults.len(), 1, "{faults:?}");
+    assert!(faults[0].message.starts_with("lease.gpu[0] and 1 more"));
 }
