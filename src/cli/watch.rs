@@ -204,7 +204,10 @@ impl Watcher<'_> {
         let limits = self.limits();
         let heard = self.hear(state).await?;
         let mut beyond = self.judge(state, limits.as_ref(), heard.as_ref());
-        beyond.extend(self.taken_away(state, heard.as_ref()).await?);
+        let mut taken = self.taken_away(state, heard.as_ref()).await?;
+        // A lease ends once. By a limit of its own it stays ended, whatever becomes of its machine.
+        taken.retain(|one| beyond.iter().all(|other| other.lease != one.lease));
+        beyond.extend(taken);
         let pending = watch::pending(state);
         let due = |lease: &LeaseId| self.again.get(lease).is_none_or(|again| again.is_due(now));
         let beyond: Vec<Beyond> = beyond.into_iter().filter(|one| due(&one.lease)).collect();

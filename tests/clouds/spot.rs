@@ -270,6 +270,22 @@ fn a_watcher_releases_what_was_taken_away_and_rents_nothing() {
 }
 
 #[test]
+fn a_machine_that_is_taken_away_when_its_lease_is_over_leaves_it_ended() {
+    let desk = desk("true", vec![], 1);
+    desk.run("apply --auto-approve").exits(0);
+    outbid(&desk);
+    desk.edit("[limits]", "[limits]\nmax_spend = 0.000001");
+    let ran = desk.run("watch --once");
+    ran.exits(0).says("ends by its limits.max_spend");
+    assert!(!ran.text.contains("was taken away"), "{}", ran.text);
+    desk.agrees(0);
+    desk.run("plan --detailed-exitcode")
+        .exits(0)
+        .says("ended by its limits.max_spend")
+        .says("1 lease is kept ended by its own limit");
+}
+
+#[test]
 fn a_bid_that_nobody_takes_is_told_with_how_near_it_comes() {
     let desk = desk("{ bid = 0.01 }", vec![], 1);
     desk.run("plan")

@@ -8,7 +8,7 @@ use stageline_core::journal::{Entry, EntryError, FORMAT, Launch, Record, Verb};
 use stageline_core::offer::{Place, QuoteId};
 use stageline_core::resource::{Cause, FailureClass, LeaseLimits, LeaseReceipt, Receipt};
 use stageline_core::state::{
-    Billed, CONSUMED_MAX, ENDED_MAX, Edit, FoldError, Lapse, Limit, State,
+    Billed, CONSUMED_MAX, ENDED_MAX, Edit, FoldError, Lapse, Limit, State, SurgeryError,
 };
 use stageline_core::topology::{Bidding, OnInterrupt};
 use stageline_core::unit::{MicroDollars, Millis, Timestamp};
@@ -743,6 +743,9 @@ fn a_lapse_is_said_once_and_taken_back_once() {
     );
     fold.check(started(1, 1));
     fold.check(acquired(1, 1));
+    let twice = [lapse[0].clone(), lapse[0].clone()];
+    let faults = fold.state.edited(&twice, AT);
+    assert_eq!(faults, Err(SurgeryError::Twice(lease())), "it ends once");
     let records = fold.state.edited(&lapse, AT).expect("it can be said");
     assert_eq!(records.len(), 1);
     fold.say(records).expect("it can follow");

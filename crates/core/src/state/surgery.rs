@@ -115,6 +115,9 @@ pub enum SurgeryError {
         /// Under which address.
         lease: LeaseId,
     },
+    /// A lease ends once, and for one reason.
+    #[error("{0} cannot end by two limits at once")]
+    Twice(LeaseId),
     /// The address has a machine, or may have one.
     #[error("{0} has a machine already, or may have one")]
     Taken(LeaseId),
@@ -143,6 +146,7 @@ impl SurgeryError {
             Self::Known { lease, .. } => {
                 format!("`stageline state mv {lease} ADDR` gives it another address")
             }
+            Self::Twice(_) => "this is a bug in stageline: please report it".to_owned(),
             Self::Taken(lease) => format!(
                 "choose another address, or end that one first: `stageline release {lease}`"
             ),
@@ -262,9 +266,12 @@ impl State {
     pub fn edited(&self, edits: &[Edit], at: Timestamp) -> Result<Vec<Record>, SurgeryError> {
         let mut renames = BTreeMap::new();
         let mut removed = BTreeSet::new();
-        let mut lapses = Vec::new();
+        let (mut lapses, mut lapsed) = (Vec::new(), BTreeSet::new());
         for edit in edits {
             match edit {
+                Edit::Lapse { lease, .. } if !lapsed.insert(lease) => {
+                    return Err(SurgeryError::Twice(lease.clone()));
+                }
                 Edit::Lapse { lease, limit, why } => {
                     lapses.extend(self.lapses_now(lease, *limit, why, at));
                 }
