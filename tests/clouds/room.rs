@@ -1,8 +1,13 @@
 //! Caps of an account that several topologies share.
 
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use stageline::core::unit::MicroDollars;
 use stageline::sim::{Fault, Kind};
 
 use super::desk::{Desk, Ran, finish};
+use super::mounts::offers;
 
 /// An account whose clock runs so fast that listings are late by two seconds at most.
 const SPEED: u32 = 60;
@@ -13,13 +18,28 @@ fn capped(kind: Kind, faults: Vec<Fault>, caps: &str) -> Desk {
     desk
 }
 
-/// Both at the same time, each with a state of its own.
+/// Both at the same time, each with a state of its own; neither machine is listed before both are there.
 fn both(desk: &Desk) -> [Ran; 2] {
     let start = |state: &str| {
         let line = format!("apply --auto-approve --state {state}");
         desk.command(&line).spawn().expect("the binary is there")
     };
     let running = ["one", "other"].map(start);
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        let mut inner = desk.cloud.world.lock();
+        let both = inner.machines.len() >= 2;
+        let from = if both { 0 } else { u64::MAX };
+        for machine in inner.machines.values_mut() {
+            machine.listed_from = from;
+        }
+        drop(inner);
+        if both || Instant::now() > deadline {
+            break;
+        }
+        #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
+        std::thread::sleep(Duration::from_millis(5));
+    }
     running.map(finish)
 }
 
@@ -29,21 +49,24 @@ fn codes(ran: &[Ran; 2]) -> [Option<i32>; 2] {
     codes
 }
 
-/// Neither sees what the other does before both have launched.
+/// Neither sees what the other does before both have launched: one gives way.
 fn at_once(kind: Kind) {
+    // Until the first look at what is made.
     let late = Fault::of("list-lag").seconds(100);
     let desk = capped(kind, vec![late], "max_leases = 1");
-    let ran = both(&desk);
+    one_gives_way(kind, &desk, "max_leases is 1");
+}
+
+fn one_gives_way(kind: Kind, desk: &Desk, cap: &str) {
+    let ran = both(desk);
     let told = || format!("{}\n----\n{}", ran[0].text, ran[1].text);
+    let made = desk.cloud.world.lock().machines.len();
+    assert_eq!(made, 2, "{kind:?}: {}", told());
     assert_eq!(codes(&ran), [Some(0), Some(7)], "{kind:?}: {}", told());
     assert_eq!(desk.there().len(), 1, "{kind:?}: {}", told());
-    let made = desk.cloud.world.lock().machines.len();
     let lost = ran.iter().find(|ran| ran.code == Some(7)).expect("one");
-    lost.says("max_leases is 1")
-        .says("1 of them of other topologies");
-    if made == 2 {
-        lost.says("gives way");
-    }
+    lost.says("gives way, others took the room in the same moment")
+        .says(cap);
     // It is the one that was left, and it goes on.
     let [won, other] = if ran[0].code == Some(0) {
         ["one", "other"]
@@ -55,7 +78,7 @@ fn at_once(kind: Kind) {
         .says("1 machine");
     desk.run(&format!("plan --state {other}"))
         .exits(7)
-        .says("max_leases is 1");
+        .says(cap);
     desk.run(&format!("destroy --auto-approve --state {won}"))
         .exits(0);
     desk.run(&format!("destroy --auto-approve --state {other}"))
@@ -76,6 +99,56 @@ fn two_topologies_that_launch_at_once_keep_a_cap_at_lambda() {
 #[test]
 fn two_topologies_that_launch_at_once_keep_a_cap_at_runpod() {
     at_once(Kind::Runpod);
+}
+
+#[test]
+fn two_topologies_that_launch_at_once_keep_a_cap_on_money() {
+    let late = Fault::of("list-lag").seconds(100);
+    let desk = capped(Kind::Vastai, vec![late], "max_total_per_hour = 1.10");
+    let fitting = offers(&desk, "gpu=rtx_4090|rtx_3090,vram>=24,reliability>=0.9");
+    let price = |offer: &Value| offer["price_per_hour"].as_u64().expect("micro-dollars");
+    let (cheap, next) = (price(&fitting[0]), price(&fitting[1]));
+    let money = |amount: u64| MicroDollars(amount).to_string().replace('$', "");
+    // Enough for either of them at its ceiling, and not for both at their prices.
+    desk.edit(
+        "max_price_per_hour = 1.00",
+        &format!("max_price_per_hour = {}", money(next + 100_000)),
+    );
+    let cap = money(cheap + next - 10_000);
+    desk.edit(
+        "max_total_per_hour = 1.10",
+        &format!("max_total_per_hour = {cap}"),
+    );
+    one_gives_way(
+        Kind::Vastai,
+        &desk,
+        &format!("max_total_per_hour is ${cap}"),
+    );
+}
+
+#[test]
+fn a_lease_goes_to_its_other_provider_when_an_account_is_full() {
+    let desk = capped(Kind::Vastai, vec![], "max_leases = 1");
+    let own = "[provider.own]\nkind = \"local\"\nprice_per_hour = 0.95\n[offer.own]\nprovider = \"own\"\n[offer.gpu]";
+    desk.edit("[offer.gpu]", own);
+    desk.edit(
+        "offers = [\"gpu\"]",
+        "offers = [\"gpu\", \"own\"]\nunguarded = true",
+    );
+    let first = desk.run("apply --auto-approve --state one");
+    first.exits(0);
+    assert!(!first.text.contains("is full"), "{}", first.text);
+    let second = desk.run("apply --auto-approve --state other");
+    second
+        .exits(0)
+        .says(
+            "the account of provider `vast` is full, so that lease.node[0] goes to other providers",
+        )
+        .says("max_leases is 1");
+    assert_eq!(desk.there().len(), 1);
+    desk.run("destroy --auto-approve --state other").exits(0);
+    desk.run("destroy --auto-approve --state one").exits(0);
+    assert!(desk.there().is_empty());
 }
 
 #[test]

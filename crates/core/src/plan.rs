@@ -17,6 +17,7 @@ mod environment;
 mod expand;
 pub(crate) mod fields;
 mod flow;
+mod full;
 mod guard;
 mod interrupted;
 mod lapsed;

@@ -6,7 +6,7 @@
 //! at the least price that [`placement`] allows it. Quotes are sorted once, and looked at only as far as they can
 //! matter. Equal shortlists are one value, however many leases have them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::asks::Asks;
 use super::avoid::Avoid;
@@ -41,6 +41,8 @@ pub(super) struct Need<'a> {
     pub(super) unresolved: bool,
     /// Offers that are left out for its volumes.
     pub(super) unmounted: &'a [Unmounted],
+    /// Providers whose accounts have no room for it.
+    pub(super) closed: BTreeSet<&'a Name>,
 }
 
 /// What was found for every need, what could not be, and what to say.
@@ -49,6 +51,8 @@ pub(super) struct Assigned {
     pub(super) shortlists: BTreeMap<LeaseId, Shared<Vec<Choice>>>,
     pub(super) faults: Vec<Diagnostic>,
     pub(super) notes: Vec<String>,
+    /// Accounts that have no room for all that would be rented there, and why.
+    pub(super) crowded: BTreeMap<Name, Cause>,
 }
 
 /// Leases that ask for the same.
@@ -134,14 +138,17 @@ fn stock(needs: &[Need<'_>], quotes: &[&Quote]) -> Vec<u32> {
 
 fn classes<'n, 'a>(needs: &[&'n Need<'a>]) -> Vec<Class<'n, 'a>> {
     let mut classes: Vec<Class<'n, 'a>> = Vec::new();
-    let mut places: BTreeMap<(Bytes, usize, &[Terms]), usize> = BTreeMap::new();
-    let mut last: Option<(&Shared<LeaseSpec>, usize)> = None;
+    type Key<'n, 'a> = (Bytes, usize, &'a [Terms], &'n BTreeSet<&'a Name>);
+    let mut places: BTreeMap<Key<'n, 'a>, usize> = BTreeMap::new();
+    let mut last: Option<(&Need<'_>, usize)> = None;
     for need in needs {
-        let place = match last.filter(|(spec, _)| spec.is(need.spec)) {
+        let same = |last: &Need<'_>| last.spec.is(need.spec) && last.closed == need.closed;
+        let place = match last.filter(|(last, _)| same(last)) {
             Some((_, place)) => place,
             None => {
                 let spec = need.spec;
-                let key = (spec.memory, spec.mounts.len(), spec.terms.as_slice());
+                let terms = spec.terms.as_slice();
+                let key = (spec.memory, spec.mounts.len(), terms, &need.closed);
                 *places.entry(key).or_insert_with(|| {
                     classes.push(Class {
                         spec: need.spec,
@@ -154,7 +161,7 @@ fn classes<'n, 'a>(needs: &[&'n Need<'a>]) -> Vec<Class<'n, 'a>> {
                 })
             }
         };
-        last = Some((need.spec, place));
+        last = Some((need, place));
         classes[place].needs.push(need);
     }
     classes
@@ -219,13 +226,18 @@ impl<'n, 'a> Class<'n, 'a> {
         fine: usize,
     ) -> (Self, BTreeMap<usize, u32>) {
         let spec: &'a LeaseSpec = needs[0].spec;
-        let mut fitting = Fitting::new(spec, markets);
+        let closed: BTreeSet<&Name> = needs
+            .iter()
+            .flat_map(|need| &need.closed)
+            .copied()
+            .collect();
+        let mut fitting = Fitting::new(spec, markets).but(&closed);
         // Machines of one table may need different memory; one that fits all is looked for.
         let mut specs: Vec<&'a LeaseSpec> = needs.iter().map(|need| &**need.spec).collect();
         specs.dedup();
         let mut others: Vec<Fitting<'a>> = specs[1..]
             .iter()
-            .map(|spec| Fitting::new(spec, markets))
+            .map(|spec| Fitting::new(spec, markets).but(&closed))
             .collect();
         let mut candidates: Vec<(usize, Candidate<'a>)> = Vec::new();
         for (item, quote) in quotes
@@ -275,7 +287,7 @@ impl<'n, 'a> Class<'n, 'a> {
 
     /// Finds what fits, cheapest first: as much as all leases together could take, and alternatives.
     fn look(&mut self, markets: &'a Markets, quotes: &[&'a Quote], stock: &[u32], needs: usize) {
-        let mut fitting = Fitting::new(self.spec, markets);
+        let mut fitting = Fitting::new(self.spec, markets).but(&self.needs[0].closed);
         let (mut items, mut count) = (0_usize, 0_u64);
         let enough = u64::try_from(needs).expect("few leases");
         for (place, quote) in quotes.iter().enumerate() {

@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::assign::{self, Need};
+use super::assign::Need;
 use super::avoid::Avoid;
 use super::expand::Desired;
+use super::full::Choosing;
 use super::lapsed::{Place, Renew};
 use super::market::Markets;
 use super::placement::{self, Siblings, Spot};
@@ -21,7 +22,7 @@ use crate::diagnostic::Diagnostic;
 use crate::id::{Address, EndpointKey, Fingerprint, Generation, LeaseId, Name, PlanId};
 use crate::journal::{BootPoint, Verb};
 use crate::offer::Facts;
-use crate::resource::{LeaseReceipt, Receipt, Spec};
+use crate::resource::{Cause, LeaseReceipt, Receipt, Spec};
 use crate::state::{BadHost, Lapse, Observed, ObservedAgent, Recorded, Seen, State};
 use crate::topology::Limits;
 use crate::unit::Timestamp;
@@ -142,6 +143,8 @@ pub(super) struct Drafting<'a> {
     pub(super) drift: Vec<Drift>,
     pub(super) notes: Vec<String>,
     pub(super) faults: Vec<Diagnostic>,
+    /// Accounts that have no room for all that would be rented there, and why.
+    pub(super) crowded: BTreeMap<Name, Cause>,
 }
 
 /// The complete plan.
@@ -160,6 +163,7 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
         drift: Vec::new(),
         notes: scope.notes.clone(),
         faults: Vec::new(),
+        crowded: BTreeMap::new(),
     };
     drafting.find_displaced();
     drafting.decide(&scope);
@@ -172,7 +176,7 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     spend::account(&mut money, input);
     let over = limits::check(&drafting.rows, &input.options.limits, &money);
     drafting.faults.extend(over);
-    let (accounts, over) = room::check(&drafting.rows, &leases, input);
+    let (accounts, over) = room::check(&drafting.rows, &leases, input, &drafting.crowded);
     drafting.faults.extend(over);
     let unguarded = limits::unguarded(&drafting.rows, &leases, input);
     drafting.faults.extend(unguarded);
@@ -381,11 +385,12 @@ impl<'a> Drafting<'a> {
             .filter_map(|row| need(row, &self.input))
             .collect();
         self.left_out_for_volumes(&needs);
-        let avoid = self.avoid(&needs);
-        let stays = self.stays(&needs);
-        let assigned = assign::assign(&needs, self.input.markets, &avoid, &stays);
+        let avoid = &self.avoid(&needs);
+        let stays = &self.stays(&needs);
+        let assigned = self.assigned(needs, &Choosing { avoid, stays });
         self.faults.extend(assigned.faults);
         self.notes.extend(assigned.notes);
+        self.crowded = assigned.crowded;
         let mut shortlists = assigned.shortlists;
         let rows = self.rows.iter();
         rows.filter_map(|row| {
@@ -562,6 +567,7 @@ fn need<'a>(row: &Row<'a>, input: &Draft<'a>) -> Option<Need<'a>> {
         unresolved: row.verdict == Verdict::Update
             || row.recorded.is_some_and(Recorded::is_unresolved),
         unmounted: unmounted.map(Vec::as_slice).unwrap_or_default(),
+        closed: BTreeSet::new(),
     })
 }
 

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::environment::{Environment, setup};
 use super::layers::{misplaced, too_long, unsplit};
-use super::mounts::Unmounted;
 use super::models::{Memory, ModelFacts, ModelShape};
+use super::mounts::Unmounted;
 use crate::diagnostic::Diagnostic;
 use crate::graph::Graph;
 use crate::id::{Address, Fingerprint, LeaseId, Name, StageId};

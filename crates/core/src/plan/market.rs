@@ -2,7 +2,7 @@
 //!
 //! A quote that misses the requirement or the ceiling is never on a shortlist.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Choice;
 use super::avoid::{Avoid, Standing};
@@ -169,6 +169,15 @@ impl<'a> Fitting<'a> {
         }
         fitting.blind.dedup();
         fitting
+    }
+
+    /// Nor may it be of these providers.
+    pub(super) fn but(mut self, closed: &BTreeSet<&Name>) -> Self {
+        self.terms
+            .retain(|(terms, _)| !closed.contains(&terms.provider));
+        self.blind
+            .retain(|(provider, _)| !closed.contains(provider));
+        self
     }
 
     /// The quote under the first terms that it fits.

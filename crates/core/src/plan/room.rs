@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::draft::{Draft, Row};
-use super::{LeaseTerms, limits};
+use super::{LeaseTerms, Verdict as Planned, limits};
 use crate::diagnostic::Diagnostic;
 use crate::id::{Address, LeaseId, MachineId, Name, RequestKey};
 use crate::journal::Verb;
@@ -282,13 +282,26 @@ pub fn judge(provider: &Name, room: &Room, state: &State, key: &RequestKey) -> V
     }
 }
 
+/// What stays of one's own on an account when everything else is as planned.
+pub(super) fn kept(rows: &[Row<'_>], provider: &Name) -> Own {
+    let stays = rows.iter().filter(|row| {
+        let is_lease = matches!(row.address, Address::Lease(_));
+        is_lease && row.verdict != Planned::Delete && !row.build.contains(&Verb::Acquire)
+    });
+    let kept = stays.filter_map(|row| row.recorded);
+    let kept = kept.flat_map(|recorded| own_of(recorded, provider));
+    kept.fold(Own::default(), |own, (_, price)| own.and(price))
+}
+
 /// What the plan says of accounts with caps, and what it would break. A plan that rents nothing there breaks nothing.
 pub(super) fn check(
     rows: &[Row<'_>],
     leases: &BTreeMap<LeaseId, LeaseTerms>,
     input: &Draft<'_>,
+    crowded: &BTreeMap<Name, Cause>,
 ) -> (Vec<OnAccount>, Vec<Diagnostic>) {
-    let (mut told, mut over) = (Vec::new(), Vec::new());
+    let mut told = Vec::new();
+    let mut over: BTreeMap<&Name, Cause> = BTreeMap::new();
     for (provider, room) in &input.options.rooms {
         if let Ok(beside) = &room.beside {
             let unpriced = beside.machines.iter();
@@ -302,20 +315,14 @@ pub(super) fn check(
             });
         }
         let mut rents = false;
-        let mut after = Own::default();
-        for row in rows {
+        let mut after = kept(rows, provider);
+        for row in rows.iter().filter(|row| row.build.contains(&Verb::Acquire)) {
             let Address::Lease(id) = &row.address else {
                 continue;
             };
             let Some(terms) = leases.get(id) else {
                 continue;
             };
-            if !row.build.contains(&Verb::Acquire) {
-                let kept = row.recorded.into_iter();
-                let kept = kept.flat_map(|recorded| own_of(recorded, provider));
-                after = kept.fold(after, |own, (_, price)| own.and(price));
-                continue;
-            }
             let first = terms.shortlist.first();
             if first.is_some_and(|choice| choice.quote.provider == *provider) {
                 rents = true;
@@ -323,15 +330,23 @@ pub(super) fn check(
             }
         }
         let found = rents.then(|| refused(provider, room, after)).flatten();
-        if let Some(cause) = found {
-            let diagnostic = Diagnostic::error("plan/over-limit", cause.message);
-            over.push(match cause.hint {
-                Some(hint) => diagnostic.hint(hint),
-                None => diagnostic,
-            });
+        over.extend(found.map(|cause| (provider, cause)));
+    }
+    if !over.is_empty() {
+        // What would be rented there is on the accounts that are told of only because these were full before.
+        for (provider, cause) in crowded {
+            over.entry(provider).or_insert_with(|| cause.clone());
         }
     }
-    (told, over)
+    (told, over.into_values().map(over_limit).collect())
+}
+
+fn over_limit(cause: Cause) -> Diagnostic {
+    let diagnostic = Diagnostic::error("plan/over-limit", cause.message);
+    match cause.hint {
+        Some(hint) => diagnostic.hint(hint),
+        None => diagnostic,
+    }
 }
 
 #[cfg(test)]

@@ -219,7 +219,9 @@ fn no_machine_is_rented_where_its_volumes_could_not_be_read() {
     assert_eq!(lists(&drafted), [["us-2"], ["us-2"]]);
     assert_eq!(
         drafted.notes,
-        ["provider `there` cannot be seen (its volumes could not be read: 502 Bad Gateway); 2 leases are planned without it"]
+        [
+            "provider `there` cannot be seen (its volumes could not be read: 502 Bad Gateway); 2 leases are planned without it"
+        ]
     );
     // Nor later, when what was listed is gone.
     let Spec::Lease(spec) = &desired.specs[&address("lease.gpu[0]")] else {
