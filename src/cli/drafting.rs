@@ -10,11 +10,11 @@ use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Name};
 use stageline_core::offer::Requirement;
 use stageline_core::plan::{
-    self, Desired, Draft, EndsBy, Market, Mode, Plan, Renew, Selector, Volumes,
+    self, Desired, Draft, EndsBy, Market, Mode, ModelFacts, Plan, Renew, Selector, Volumes,
 };
-use stageline_core::resource::{FailureClass, LeaseReceipt};
+use stageline_core::resource::{DISK, FailureClass, LeaseReceipt, Spec};
 use stageline_core::state::{Edit, Observed, State, SurgeryError};
-use stageline_core::topology::{Limits, OnInterrupt, Spot, Topology};
+use stageline_core::topology::{Lease, Limits, OnInterrupt, Spot, Topology};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::project::{Place, Project};
@@ -155,7 +155,8 @@ pub(crate) async fn apply(
         edits => Cow::Owned(loaded.state.after(edits).map_err(surgery)?),
     };
     let providers = sellers(project, &state, clock).providers()?;
-    let (markets, volumes) = markets(&project.topology, &providers).await;
+    let disks = Disks::of(&project.topology, &models);
+    let (markets, volumes) = markets(&project.topology, &providers, &disks).await;
     usable(&markets)?;
     let asked = |name: &Name| markets.contains_key(name);
     let types = stock::types(&project.topology, &providers, asked).await;
@@ -387,11 +388,15 @@ pub(crate) fn surgery(error: SurgeryError) -> Failure {
 }
 
 /// What every declared provider sells now.
-async fn markets(topology: &Topology, providers: &Providers) -> (BTreeMap<Name, Market>, Volumes) {
+async fn markets(
+    topology: &Topology,
+    providers: &Providers,
+    disks: &Disks,
+) -> (BTreeMap<Name, Market>, Volumes) {
     let volumes = stock::volumes(topology, providers).await;
     let mut asked = Vec::new();
     for (name, provider) in &topology.providers {
-        let (requirements, bids, disk) = wanted(topology, name, &volumes);
+        let (requirements, bids, disk) = wanted(topology, name, &volumes, disks);
         // Nobody wants anything of it: it need not be asked, nor its key be there.
         if requirements.is_empty() && bids.is_empty() {
             continue;
@@ -423,6 +428,36 @@ async fn markets(topology: &Topology, providers: &Providers) -> (BTreeMap<Name, 
     (asked.into_iter().map(market).collect(), volumes)
 }
 
+/// The largest disk that a machine of each table is made with, as far as it can be told before memory is known.
+struct Disks(BTreeMap<Name, Bytes>);
+
+impl Disks {
+    fn of(topology: &Topology, models: &BTreeMap<Name, ModelFacts>) -> Self {
+        let declared = |lease: &Lease| lease.disk.unwrap_or(DISK);
+        let leases = topology.leases.iter();
+        let mut disks: BTreeMap<Name, Bytes> = leases
+            .map(|(name, lease)| (name.clone(), declared(lease)))
+            .collect();
+        // What cannot be expanded is told of where it is.
+        let rough = match models.is_empty() {
+            true => None,
+            false => plan::expand(topology, models).ok(),
+        };
+        for (address, spec) in rough.iter().flat_map(|desired| &desired.specs) {
+            if let (Address::Lease(lease), Spec::Lease(spec)) = (address, spec)
+                && let Some(disk) = disks.get_mut(&lease.name)
+            {
+                *disk = spec.disk.max(*disk);
+            }
+        }
+        Self(disks)
+    }
+
+    fn largest(&self, lease: &Name) -> Bytes {
+        self.0.get(lease).copied().unwrap_or(DISK)
+    }
+}
+
 /// A requirement, and what is bid for what meets it.
 type Bids = Vec<(Requirement, Option<MicroDollars>)>;
 
@@ -432,11 +467,12 @@ fn wanted(
     topology: &Topology,
     provider: &Name,
     volumes: &Volumes,
+    disks: &Disks,
 ) -> (Vec<Requirement>, Bids, Bytes) {
     let mut requirements = Vec::new();
     let mut bids = Vec::new();
     let mut disk = Bytes(0);
-    for lease in topology.leases.values() {
+    for (name, lease) in &topology.leases {
         let offers = lease.offers.iter();
         let offers = offers.filter_map(|name| topology.offers.get(name));
         for offer in offers.filter(|offer| offer.provider == *provider) {
@@ -453,7 +489,7 @@ fn wanted(
             if on_demand && !requirements.contains(&both) {
                 requirements.push(both);
             }
-            disk = disk.max(lease.disk);
+            disk = disk.max(disks.largest(name));
         }
     }
     (requirements, bids, disk)

@@ -11,6 +11,7 @@ mod avoid;
 mod binding;
 mod check;
 mod digest;
+mod disk;
 mod draft;
 mod edits;
 mod environment;

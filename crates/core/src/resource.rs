@@ -60,6 +60,9 @@ pub struct LeaseSpec {
     /// Disk to ask for.
     #[serde(default = "usual_disk", skip_serializing_if = "is_usual_disk")]
     pub disk: Bytes,
+    /// What its model files take of it, where the file leaves the disk to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Bytes>,
     /// A machine without work for this long is ended.
     pub idle_timeout: Millis,
     /// A machine this old is ended.

@@ -252,8 +252,9 @@ pub struct Lease {
     pub offers: Vec<Name>,
     /// How many machines.
     pub count: u32,
-    /// Disk to ask for.
-    pub disk: Bytes,
+    /// Disk to ask for; none is the usual one, or what its models need.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Bytes>,
     /// No command may end them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub protect: bool,

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::disk;
 use super::environment::{Environment, setup};
 use super::layers::{misplaced, too_long, unsplit};
 use super::models::{Memory, ModelFacts, ModelShape};
@@ -15,7 +16,7 @@ use crate::id::{Address, Fingerprint, LeaseId, Name, StageId};
 use crate::model::split;
 use crate::offer::Requirement;
 use crate::resource::{
-    CaSpec, DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare,
+    CaSpec, DISK, DeliverySpec, EngineSpec, ExposureSpec, LeaseSpec, ModelRef, PipelineShare,
     PipelineSpec, RelaySpec, RosterLine, Shard, Spec, StageSpec, Terms, ViaSpec,
 };
 use crate::shared::Shared;
@@ -424,7 +425,8 @@ impl<'a> Expansion<'a> {
         let plain = Shared::new(LeaseSpec {
             terms: self.terms(lease),
             memory: Bytes(0),
-            disk: lease.disk,
+            disk: lease.disk.unwrap_or(DISK),
+            files: None,
             idle_timeout: self.least(lease, lease.idle_timeout, |o| Some(o.idle_timeout)),
             max_lifetime: self.least(lease, lease.max_lifetime, |o| Some(o.max_lifetime)),
             acquire_timeout: Some(self.least(lease, lease.acquire_timeout, |o| o.acquire_timeout))
@@ -447,6 +449,12 @@ impl<'a> Expansion<'a> {
             let mut spec = plain.clone();
             if let Some(memory) = self.memory.get(&id) {
                 spec.to_mut().memory = *memory;
+            }
+            let shares = self.shares.get(&id).filter(|_| lease.disk.is_none());
+            let files = shares.map(disk::files).filter(|files| files.0 > 0);
+            if let Some(files) = files {
+                let spec = spec.to_mut();
+                (spec.disk, spec.files) = (disk::disk_for(files), Some(files));
             }
             if let Some(gpus) = self.gpus.get(&id).filter(|gpus| **gpus > 0) {
                 let enough: Requirement = format!("gpus>={gpus}")

@@ -145,7 +145,9 @@ fn scalar(key: &str, value: &Value) -> String {
         | ("wait_for_capacity" | "gang_timeout", Some(n), _)
         | ("ready_timeout" | "request_timeout" | "took", Some(n), _) => Millis(n).to_string(),
         ("ceiling" | "price_per_hour" | "bid", Some(n), _) => format!("{}/h", MicroDollars(n)),
-        ("memory" | "size" | "bytes" | "disk" | "vram", Some(n), _) => Bytes(n).to_string(),
+        ("memory" | "size" | "bytes" | "disk" | "files" | "vram", Some(n), _) => {
+            Bytes(n).to_string()
+        }
         _ => value.to_string(),
     }
 }

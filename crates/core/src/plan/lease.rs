@@ -4,6 +4,7 @@
 //! broken, measured facts or a price that no longer fit. Doubt is resolved by the step itself, never by guessing.
 
 use super::Verdict;
+use super::disk::other_disk;
 use super::draft::{Call, Drafting, Fate, lease_receipt, measured};
 use super::interrupted::taken_away;
 use super::market::unfit;
@@ -334,9 +335,8 @@ fn made_otherwise(spec: &LeaseSpec, recorded: &Recorded, receipt: &LeaseReceipt)
     let Some(Spec::Lease(before)) = &recorded.spec else {
         return None;
     };
-    if before.disk != spec.disk {
-        let why = "its disk was made with the machine";
-        return Some(format!("{why}: {} then, {} now", before.disk, spec.disk));
+    if let Some(why) = other_disk(spec, before, receipt) {
+        return Some(why);
     }
     let ran = |spec: &LeaseSpec| spec.setup.as_ref().map(|setup| setup.fingerprint());
     if ran(before) != ran(spec) {

@@ -1,7 +1,7 @@
 //! What a new machine is made with besides its price: what it runs first, what it has of what stays.
 
 use crate::plan::{Change, LeaseTerms, Verdict};
-use crate::resource::{LeaseSpec, Spec};
+use crate::resource::{DISK, LeaseSpec, Spec};
 
 /// Sentences on a machine that is new; none on one that is kept.
 pub(super) fn made_with(change: &Change, terms: &LeaseTerms) -> Vec<String> {
@@ -9,10 +9,20 @@ pub(super) fn made_with(change: &Change, terms: &LeaseTerms) -> Vec<String> {
     let Some(Spec::Lease(spec)) = change.spec.as_ref().filter(|_| is_new) else {
         return Vec::new();
     };
-    let mut texts: Vec<String> = setup(spec).into_iter().collect();
+    let mut texts: Vec<String> = disk(spec).into_iter().collect();
+    texts.extend(setup(spec));
     texts.extend(mounts(spec, terms));
     texts.extend(host_ends(spec, terms));
     texts
+}
+
+/// More disk than usual, since its models need it.
+fn disk(spec: &LeaseSpec) -> Option<String> {
+    let files = spec.files.filter(|_| spec.disk > DISK)?;
+    Some(format!(
+        "has {} of disk: its models take {files}",
+        spec.disk
+    ))
 }
 
 /// A host whose owner lets it for less time than the machine may live.

@@ -509,10 +509,12 @@ static LEASE: TableDef = TableDef {
         Key {
             name: "disk",
             kind: Kind::Size { min_gib: 1 },
-            need: Need::Default("20"),
+            need: Need::Optional("20, or what its models need"),
             change: Change::Replace,
             doc: "Disk to ask for, where it is rented with the machine; part of its price. A wish, not a filter: `where` has \
-                  `disk>=N` for that.",
+                  `disk>=N` for that. Left out, it is what the parts of models take that its stages read, and 10 GiB more, or \
+                  20 GiB where that is less; a machine that is there is replaced for it only when its models have grown beyond \
+                  its disk.",
             example: "60",
         },
         Key {

@@ -46,7 +46,7 @@ pub(super) fn lease(fields: &Fields<'_>, scope: &Scope) -> Option<Lease> {
     Some(Lease {
         offers: offers?,
         count: count.unwrap_or(1),
-        disk: disk.unwrap_or(crate::resource::DISK),
+        disk,
         protect: protect.unwrap_or(false),
         unguarded: unguarded.unwrap_or(false),
         requirement: terms.requirement,

@@ -126,7 +126,7 @@ pub fn machines(count: u32) -> Topology {
     let lease = Lease {
         offers: vec![name("box")],
         count,
-        disk: stageline_core::resource::DISK,
+        disk: None,
         protect: false,
         unguarded: false,
         requirement: Requirement::default(),

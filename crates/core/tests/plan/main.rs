@@ -2,6 +2,7 @@
 
 mod basics;
 mod binding;
+mod disk;
 mod drawn;
 mod golden;
 mod moves;

@@ -26,6 +26,7 @@ fn spec(memory: u64) -> Spec {
             terms: Vec::new(),
             memory: Bytes(memory),
             disk: Bytes::gib(20),
+            files: None,
             idle_timeout: Millis::NEVER,
             max_lifetime: Millis::NEVER,
             acquire_timeout: None,

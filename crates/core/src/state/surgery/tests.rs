@@ -298,6 +298,7 @@ fn only_a_machine_of_this_state_that_nobody_holds_is_imported() {
         terms: Vec::new(),
         memory: Bytes(0),
         disk: Bytes(0),
+        files: None,
         idle_timeout: Millis::NEVER,
         max_lifetime: Millis::NEVER,
         acquire_timeout: None,
