@@ -84,6 +84,7 @@ async fn draft(count: usize, provider: &dyn Provider, clock: &SharedClock) -> Pl
         free: false,
         unbilled: false,
         self_destroy: false,
+        restarts_empty: false,
         agent: None,
         quotes,
     };

@@ -67,6 +67,8 @@ pub struct Traits {
     pub bills_while_stopped: bool,
     /// The machine can end itself with a key that can do only that.
     pub self_destroy: bool,
+    /// A machine that restarts, as after a failure of its host, has an empty disk: what was pushed there is gone.
+    pub restarts_empty: bool,
     /// A quote can be taken by one only.
     pub offers_are_one: bool,
     /// It sells machines for a bid, which it may take away again.

@@ -277,6 +277,7 @@ impl<'a> Run<'a> {
                 free: provider.traits().free,
                 unbilled: false,
                 self_destroy: false,
+                restarts_empty: false,
                 agent: None,
                 quotes: Ok(Vec::new()),
             });

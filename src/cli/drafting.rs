@@ -420,6 +420,7 @@ async fn markets(
             free: provider.traits().free,
             unbilled: !provider.bills(),
             self_destroy: provider.traits().self_destroy,
+            restarts_empty: provider.traits().restarts_empty,
             agent: provider.traits().agent,
             quotes: quotes.map_err(|blind| blind.cause),
         };

@@ -130,6 +130,7 @@ impl CommandProvider {
             refused_after: REFUSED_AFTER,
             bills_booting: true,
             bills_while_stopped: true,
+            restarts_empty: false,
             self_destroy: false,
             offers_are_one: false,
             takes_bids: false,

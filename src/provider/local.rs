@@ -104,6 +104,7 @@ impl LocalProvider {
             refused_after: REFUSED_AFTER,
             bills_booting: true,
             bills_while_stopped: false,
+            restarts_empty: false,
             self_destroy: false,
             offers_are_one: false,
             takes_bids: false,

@@ -274,6 +274,7 @@ fn traits(api: &Api) -> Traits {
         refused_after: REFUSED_AFTER,
         bills_booting: true,
         bills_while_stopped: true,
+        restarts_empty: true,
         self_destroy: true,
         offers_are_one: false,
         takes_bids: false,

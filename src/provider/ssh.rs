@@ -100,6 +100,7 @@ impl SshProvider {
             refused_after: REFUSED_AFTER,
             bills_booting: true,
             bills_while_stopped: false,
+            restarts_empty: false,
             self_destroy: false,
             offers_are_one: false,
             takes_bids: false,

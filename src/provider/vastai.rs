@@ -103,6 +103,7 @@ impl Vastai {
             refused_after: REFUSED_AFTER,
             bills_booting: false,
             bills_while_stopped: true,
+            restarts_empty: false,
             self_destroy: true,
             offers_are_one: true,
             takes_bids: true,

@@ -477,6 +477,7 @@ impl World {
                 free: false,
                 unbilled: false,
                 self_destroy: false,
+                restarts_empty: false,
                 agent: None,
                 quotes: quotes.map_err(|blind| blind.cause),
             };

@@ -63,6 +63,7 @@ impl AccountSpec {
                 refused_after: REFUSED_AFTER,
                 bills_booting: true,
                 bills_while_stopped: true,
+                restarts_empty: false,
                 self_destroy: false,
                 offers_are_one: false,
                 takes_bids: false,

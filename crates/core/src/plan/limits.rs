@@ -86,7 +86,11 @@ fn way(choice: &Choice, spec: &LeaseSpec, input: &Draft<'_>) -> Option<AgentWay>
     let mut terms = spec.terms.iter();
     let terms = terms.find(|terms| terms.offer == choice.offer)?;
     let market = input.markets.get(&terms.provider)?;
-    AgentWay::of(terms.agent.as_ref(), market.agent)
+    let way = AgentWay::of(terms.agent.as_ref(), market.agent)?;
+    Some(match way {
+        AgentWay::Ssh if market.restarts_empty => AgentWay::SshOnce,
+        way => way,
+    })
 }
 
 /// Who ends a lease that costs money. A machine knows limits of its own, and not what all of them spend.

@@ -27,6 +27,8 @@ pub struct Market {
     pub unbilled: bool,
     /// Its machines can end themselves by their limits.
     pub self_destroy: bool,
+    /// A machine of it that restarts has an empty disk.
+    pub restarts_empty: bool,
     /// How an agent usually gets onto its machines; none where it need not.
     pub agent: Option<AgentWay>,
     /// What it quotes; a cause when it could not be asked or not be trusted.

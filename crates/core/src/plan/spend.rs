@@ -1,11 +1,13 @@
 //! What was spent over the topology's life, and what is left of `limits.max_spend`.
 //!
 //! The cap is compared with the most that may have been spent: open tries count at their ceiling. A plan that rents
-//! nothing is never refused by it, and nothing that runs is ended by it.
+//! nothing is never refused by it, and ends nothing for it: what runs is drained and released by a watcher.
 
-use super::Money;
 use super::draft::Draft;
+use super::{EndsBy, LeaseTerms, Money};
 use crate::diagnostic::Diagnostic;
+use std::collections::BTreeMap;
+
 use crate::id::LeaseId;
 use crate::state::{Seen, Spent};
 use crate::unit::{MicroDollars, Millis};
@@ -27,6 +29,21 @@ pub(super) fn account(money: &mut Money, input: &Draft<'_>) {
     money.spent = spent(input);
     let cap = input.options.limits.max_spend;
     money.left = cap.map(|cap| MicroDollars(cap.0.saturating_sub(money.spent.most.0)));
+}
+
+/// That nobody keeps the cap while machines run that cost money.
+pub(super) fn unwatched(
+    leases: &BTreeMap<LeaseId, LeaseTerms>,
+    input: &Draft<'_>,
+) -> Option<String> {
+    let options = input.options;
+    let cap = options.limits.max_spend.filter(|_| !options.watched)?;
+    let costs = |terms: &LeaseTerms| terms.ends != EndsBy::Free;
+    leases.values().any(costs).then(|| {
+        format!(
+            "limits.max_spend ({cap}) is kept by `stageline watch` alone, and no watcher runs: what runs goes on when it is reached"
+        )
+    })
 }
 
 /// The cap, when renting would go beyond it.

@@ -343,7 +343,7 @@ static LIMITS: TableDef = TableDef {
             kind: Kind::Money { zero: false },
             need: Need::Optional("no cap"),
             doc: "The most that may be spent over the topology's life, by the ledger. Once it is reached nothing more is \
-                  rented; what runs is not ended by it.",
+                  rented, and `stageline watch` drains and releases what runs; where no watcher runs, that runs on.",
             example: "40.00",
             ..KEY
         },

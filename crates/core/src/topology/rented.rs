@@ -57,6 +57,9 @@ pub enum AgentWay {
     Fetch,
     /// It is pushed there over SSH.
     Ssh,
+    /// The same where the disk of a machine is empty after a restart, and its agent gone.
+    #[serde(rename = "ssh-once")]
+    SshOnce,
     /// A program of the user's own starts it.
     Program,
     /// Pushed or started by the program: that is known once the program has told how the machine is reached.
@@ -85,6 +88,9 @@ impl std::fmt::Display for AgentWay {
             Self::Image => "its agent is in the image",
             Self::Fetch => "it fetches its agent",
             Self::Ssh => "its agent is pushed over SSH",
+            Self::SshOnce => {
+                "its agent is pushed over SSH, and is lost with the disk when the machine restarts: `--replace` then rents another one"
+            }
             Self::Program => "its agent is started by `acquire`",
             Self::Told => "its agent is pushed over SSH, unless `acquire` starts it",
         })

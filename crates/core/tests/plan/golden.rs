@@ -39,7 +39,7 @@ use stageline_core::resource::{Cause, FailureClass, Spec};
 use stageline_core::state::{
     Edit, Limit, Observed, ObservedAgent, ObservedLease, ObservedStage, Seen,
 };
-use stageline_core::topology::{self, Caps, SourceFile, VarSources};
+use stageline_core::topology::{self, AgentWay, Caps, SourceFile, VarSources};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use crate::basics::{model, options};
@@ -109,6 +109,7 @@ impl Story<'_> {
                     free: false,
                     unbilled: false,
                     self_destroy: false,
+                    restarts_empty: false,
                     agent: None,
                     quotes: Err(cause(why)),
                 };
@@ -127,7 +128,8 @@ impl Story<'_> {
                         free: *kind == "free",
                         unbilled: *kind == "rehearsed",
                         self_destroy: *kind == "itself",
-                        agent: None,
+                        restarts_empty: *kind == "emptied",
+                        agent: (*kind == "emptied").then_some(AgentWay::Image),
                         quotes: Ok(Vec::new()),
                     });
                 let quotes = market.quotes.as_mut().expect("it can be seen");

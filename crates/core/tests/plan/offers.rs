@@ -20,6 +20,7 @@ fn market(quotes: Vec<stageline_core::offer::Quote>) -> Markets {
         free: false,
         unbilled: false,
         self_destroy: false,
+        restarts_empty: false,
         agent: None,
         quotes: Ok(quotes),
     };

@@ -29,6 +29,7 @@ fn markets(quotes: &[(u64, &str, &str)]) -> Markets {
         free: false,
         unbilled: true,
         self_destroy: false,
+        restarts_empty: false,
         agent: None,
         quotes: Ok(quotes.iter().copied().map(at).collect()),
     };

@@ -25,6 +25,7 @@ fn market(quotes: Vec<Quote>) -> Markets {
         free: false,
         unbilled: false,
         self_destroy: false,
+        restarts_empty: false,
         agent: None,
         quotes: Ok(quotes),
     };

@@ -26,6 +26,7 @@ fn market() -> Markets {
         free: false,
         unbilled: false,
         self_destroy: false,
+        restarts_empty: false,
         agent: None,
         quotes: Ok(vec![at("eu-1", 900), at("us-1", 1000), at("us-2", 1100)]),
     };

@@ -58,6 +58,7 @@ pub fn local(slots: u32) -> Markets {
         free: true,
         unbilled: false,
         self_destroy: false,
+        restarts_empty: false,
         agent: None,
         quotes: Ok(vec![quote("here", "this-computer", 0, Supply::Many(slots))]),
     };
