@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Misfit, Quote, Requirement, Selection, Supply};
+use stageline_core::offer::{Facts, Misfit, Quote, Requirement, Selection, Supply, ranked};
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::state::State;
-use stageline_core::unit::{Bytes, MicroDollars};
+use stageline_core::unit::Bytes;
 
 use super::console::Console;
 use super::project::Project;
@@ -34,23 +34,20 @@ pub(crate) struct Offers {
     limit: usize,
 }
 
-/// One offer that fits.
+/// One offer.
 #[derive(Serialize)]
-struct Line {
+struct Line<'q> {
     #[serde(flatten)]
-    quote: Quote,
+    quote: &'q Quote,
     /// All in.
     price: String,
-    /// The place of its region among those of its provider's table.
-    #[serde(skip)]
-    region: usize,
 }
 
-/// One that does not.
+/// One that does not fit.
 #[derive(Serialize)]
-struct Miss {
+struct Miss<'q> {
     #[serde(flatten)]
-    line: Line,
+    line: Line<'q>,
     why: Vec<Misfit>,
 }
 
@@ -61,20 +58,41 @@ struct Unseen {
     cause: Cause,
 }
 
-/// Everything that was found.
+/// What providers answered.
+#[derive(Default)]
+struct Answers {
+    /// What each sells, and what its table leaves of that.
+    sold: Vec<(Selection, Vec<Quote>)>,
+    unseen: Vec<Unseen>,
+}
+
+/// Everything that is shown.
 #[derive(Serialize)]
-struct Report {
+struct Report<'q> {
     document: &'static str,
     version: u32,
-    offers: Vec<Line>,
-    near_misses: Vec<Miss>,
-    unseen: Vec<Unseen>,
+    offers: Vec<Line<'q>>,
+    near_misses: Vec<Miss<'q>>,
+    unseen: &'q [Unseen],
+    /// How many more fit than are shown.
+    #[serde(skip)]
+    more: usize,
+}
+
+impl<'q> Line<'q> {
+    fn of(quote: &'q Quote) -> Self {
+        let price = quote.price_per_hour.to_string();
+        Self { quote, price }
+    }
 }
 
 impl Offers {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let project = Project::load(global)?;
-        let report = session::runtime()?.block_on(self.look(&project))?;
+        let answers = session::runtime()?.block_on(self.ask(&project))?;
+        // A document has all that fit.
+        let limit = if console.json { usize::MAX } else { self.limit };
+        let report = self.report(&answers, limit);
         if console.json {
             console.document(&report)?;
         } else {
@@ -93,7 +111,7 @@ impl Offers {
         })
     }
 
-    async fn look(&self, project: &Project) -> Result<Report, Failure> {
+    async fn ask(&self, project: &Project) -> Result<Answers, Failure> {
         let clock = session::clock();
         let state = State::default();
         let sellers = Sellers {
@@ -133,66 +151,44 @@ impl Offers {
                 });
             }
         }
-        let mut report = Report {
-            document: "stageline-offers",
-            version: 1,
-            offers: Vec::new(),
-            near_misses: Vec::new(),
-            unseen: Vec::new(),
-        };
+        let mut answers = Answers::default();
         for (provider, quotes) in observe::quotes(&asked).await {
             match quotes {
                 Ok(quotes) => {
-                    let within = &project.topology.providers[&provider].within;
-                    self.sort_out(&wanted, within, quotes, &mut report);
+                    let within = project.topology.providers[&provider].within.clone();
+                    answers.sold.push((within, quotes));
                 }
-                Err(blind) => report.unseen.push(Unseen {
+                Err(blind) => answers.unseen.push(Unseen {
                     provider,
                     cause: blind.cause,
                 }),
             }
         }
-        report.offers.sort_by(|a, b| rank(a).cmp(&rank(b)));
-        report.near_misses.sort_by(|a, b| {
-            let rank = |miss: &Miss| (miss.why.len(), miss.line.quote.price_per_hour);
-            rank(a).cmp(&rank(b))
-        });
-        report.near_misses.truncate(self.limit.min(10));
-        Ok(report)
+        Ok(answers)
     }
 
     /// Each answer is compared with the requirement again: a provider's own filter is not trusted.
-    fn sort_out(
-        &self,
-        wanted: &Requirement,
-        within: &Selection,
-        quotes: Vec<Quote>,
-        report: &mut Report,
-    ) {
-        let mut ranks = within.ranks();
-        for quote in quotes {
-            let facts = &quote.facts;
-            let rank = ranks.rank(facts);
-            let mut why = match rank.is_some() && within.has_type(facts) {
-                true => Vec::new(),
-                false => within.left_out(facts),
-            };
-            why.extend(wanted.misfits(facts));
-            let line = Line {
-                price: quote.price_per_hour.to_string(),
-                region: rank.unwrap_or(usize::MAX),
-                quote,
-            };
-            if why.is_empty() {
-                report.offers.push(line);
-            } else if self.explain {
-                report.near_misses.push(Miss { line, why });
-            }
+    fn report<'q>(&self, answers: &'q Answers, limit: usize) -> Report<'q> {
+        let wanted = self.requirement.clone().unwrap_or_default();
+        let sold = answers.sold.iter();
+        let fitting = ranked(&wanted, sold.map(|(within, quotes)| (within, &quotes[..])));
+        let mut report = Report {
+            document: "stageline-offers",
+            version: 1,
+            offers: fitting.iter().take(limit).copied().map(Line::of).collect(),
+            near_misses: Vec::new(),
+            unseen: &answers.unseen,
+            more: fitting.len().saturating_sub(limit),
+        };
+        if self.explain {
+            report.near_misses = near_misses(&wanted, &answers.sold);
+            report.near_misses.truncate(self.limit.min(10));
         }
+        report
     }
 
-    fn draw(&self, report: &Report, console: &Console) -> Result<(), Failure> {
-        for unseen in &report.unseen {
+    fn draw(&self, report: &Report<'_>, console: &Console) -> Result<(), Failure> {
+        for unseen in report.unseen {
             let message = &unseen.cause.message;
             console.line(&format!(
                 "provider `{}` cannot be seen: {message}",
@@ -202,8 +198,8 @@ impl Offers {
                 console.line(&format!("hint: {hint}"));
             }
         }
-        let shown = report.offers.iter().take(self.limit);
-        let rows: Vec<[String; 7]> = shown.map(|line| row(&line.quote)).collect();
+        let shown = report.offers.iter();
+        let rows: Vec<[String; 7]> = shown.map(|line| row(line.quote)).collect();
         if rows.is_empty() {
             console.say(match self.explain {
                 true => "nothing fits now",
@@ -212,8 +208,8 @@ impl Offers {
         } else {
             console.data(&table(&rows))?;
         }
-        if report.offers.len() > self.limit {
-            let more = report.offers.len() - self.limit;
+        if report.more > 0 {
+            let more = report.more;
             console.say(&format!("{more} more; --limit shows them"));
         }
         if !report.near_misses.is_empty() {
@@ -225,7 +221,7 @@ impl Offers {
                 .iter()
                 .map(|misfit| format!("{} (it has {})", misfit.term, misfit.found))
                 .collect();
-            let quote = &miss.line.quote;
+            let quote = miss.line.quote;
             let text = format!(
                 "{}/h  {} {}: misses {}\n",
                 quote.price_per_hour,
@@ -239,17 +235,21 @@ impl Offers {
     }
 }
 
-/// The cheapest first, and what is sold out after all that can be had.
-fn rank(line: &Line) -> (bool, MicroDollars, &Name, usize, &str) {
-    let Line { quote, region, .. } = line;
-    let sold_out = quote.supply == Supply::Many(0);
-    (
-        sold_out,
-        quote.price_per_hour,
-        &quote.provider,
-        *region,
-        &quote.id.0,
-    )
+/// What does not fit, the nearest first, and why.
+fn near_misses<'q>(wanted: &Requirement, sold: &'q [(Selection, Vec<Quote>)]) -> Vec<Miss<'q>> {
+    let mut misses: Vec<Miss<'q>> = Vec::new();
+    for (within, quotes) in sold {
+        for quote in quotes {
+            let mut why = within.left_out(&quote.facts);
+            why.extend(wanted.misfits(&quote.facts));
+            if !why.is_empty() {
+                let line = Line::of(quote);
+                misses.push(Miss { line, why });
+            }
+        }
+    }
+    misses.sort_by_key(|miss| (miss.why.len(), miss.line.quote.price_per_hour));
+    misses
 }
 
 fn row(quote: &Quote) -> [String; 7] {

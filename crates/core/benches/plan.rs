@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use stageline_core::graph::Graph;
-use stageline_core::offer::{Gpu, Models, Quote, Requirement, Supply};
+use stageline_core::offer::{Gpu, Requirement, Selection, Supply, ranked};
 use stageline_core::plan::{Draft, Markets, Mode, Options, Plan, check, draft, expand};
 use stageline_core::render::{self, Level, View};
 use stageline_core::state::{Observed, State};
@@ -286,16 +286,23 @@ fn ranking(asks: u32) -> io::Result<()> {
         .parse()
         .expect("a requirement");
     let quotes = markets[&world::name("here")].quotes.as_ref().expect("asks");
+    let within = Selection::default();
     let took = mean(|| {
-        let mut models = Models::default();
-        let mut fitting: Vec<&Quote> = quotes
-            .iter()
-            .filter(|quote| fit.fits(&quote.facts, &mut models))
-            .collect();
-        fitting.sort_by_key(|quote| quote.price_per_hour);
+        let fitting = ranked(&fit, [(&within, quotes.as_slice())]);
         assert!(!fitting.is_empty());
     });
-    line(&format!("{asks} asks, all that fit, cheapest first"), took)
+    line(&format!("{asks} asks, all that fit, cheapest first"), took)?;
+    let any = Requirement::default();
+    let took = mean(|| {
+        assert_eq!(
+            ranked(&any, [(&within, quotes.as_slice())]).len(),
+            quotes.len()
+        )
+    });
+    line(
+        &format!("{asks} asks, all of which fit, cheapest first"),
+        took,
+    )
 }
 
 fn main() -> io::Result<()> {

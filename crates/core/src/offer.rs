@@ -5,6 +5,7 @@
 
 mod bid;
 mod claim;
+mod ranked;
 mod requirement;
 mod selection;
 mod volume;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use bid::Bid;
 pub use claim::{broken_claims, count, side_by_side};
+pub use ranked::{Sold, ranked};
 pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
 pub use selection::{INSTANCE_TYPE, POOL, Ranks, Selection};
 pub use volume::Volume;

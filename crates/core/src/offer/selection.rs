@@ -58,7 +58,7 @@ impl Selection {
     }
 
     /// Whether a machine is of a type that may be taken.
-    pub fn has_type(&self, facts: &Facts) -> bool {
+    fn has_type(&self, facts: &Facts) -> bool {
         let known = [INSTANCE_TYPE, POOL].map(|field| facts.extra.get(field));
         let is = |wanted: &String| {
             let mut known = known.iter().flatten();
@@ -68,23 +68,30 @@ impl Selection {
     }
 
     /// For asking of many machines which region is preferred.
-    pub fn ranks(&self) -> Ranks {
+    pub fn ranks(&self) -> Ranks<'_> {
         Ranks {
             places: self.regions.iter().map(|text| Place::asked(text)).collect(),
             known: BTreeMap::new(),
+            within: self,
         }
     }
 }
 
 /// The places of regions in the list of a [`Selection`]: there are many machines and few regions.
 #[derive(Clone, Debug)]
-pub struct Ranks {
+pub struct Ranks<'s> {
+    within: &'s Selection,
     places: Vec<Place>,
     known: BTreeMap<Option<String>, Option<usize>>,
 }
 
-impl Ranks {
-    /// The place of a machine's region: the lower, the rather. None where the machine is left out.
+impl Ranks<'_> {
+    /// The place of a machine's region, where the machine may be taken; none where it is left out.
+    pub fn takes(&mut self, facts: &Facts) -> Option<usize> {
+        self.rank(facts).filter(|_| self.within.has_type(facts))
+    }
+
+    /// The place of a machine's region: the lower, the rather. None where the region is left out.
     pub fn rank(&mut self, facts: &Facts) -> Option<usize> {
         if self.places.is_empty() {
             return Some(0);

@@ -3,8 +3,9 @@
 //! Identical leases form a class. A class takes the cheapest quotes that fit it; where classes want the same scarce quotes,
 //! [`flow`] finds the least total price exactly. Above [`CLASSES_MAX`] classes that compete, they are served one after
 //! another in the order of addresses, and the plan says so. Tables with `same` or `spread` are served before all others, each
-//! at the least price that [`placement`] allows it. Quotes are sorted once, and looked at only as far as they can
-//! matter. Equal shortlists are one value, however many leases have them.
+//! at the least price that [`placement`] allows it, and in a second round after them, the last table first: the round that
+//! costs less counts. Quotes are sorted once, and looked at only as far as they can matter. Equal shortlists are one value,
+//! however many leases have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,51 +75,131 @@ pub(super) fn assign<'a>(
     avoid: &Avoid<'_>,
     stays: &BTreeMap<&Name, Vec<Spot>>,
 ) -> Assigned {
-    let mut found = Assigned::default();
     if needs.is_empty() {
-        return found;
+        return Assigned::default();
     }
     let specs = needs.iter().map(|need| &**need.spec);
     let (quotes, fine) = quotes(markets, avoid, specs);
-    let mut stock = stock(needs, &quotes);
-    let asks = Asks::of(&quotes);
+    let stock = stock(needs, &quotes);
+    let sale = Sale {
+        markets,
+        avoid,
+        stays,
+        asks: Asks::of(&quotes),
+        quotes,
+        fine,
+        needs: needs.len(),
+    };
     let (bound, free): (Vec<_>, Vec<_>) = needs.iter().partition(|need| placement::asks(need.spec));
-    for table in bound.chunk_by(|a, b| a.lease.name == b.lease.name) {
-        let stays = stays.get(&table[0].lease.name).cloned().unwrap_or_default();
-        let (class, given) = Class::placed(table, stays, markets, &quotes, &stock, fine);
+    let tables = bound.chunk_by(|a, b| a.lease.name == b.lease.name);
+    let mut tables: Vec<&[&Need<'a>]> = tables.collect();
+    let first = sale.serve(&tables, &free, stock.clone(), true);
+    if tables.is_empty() || (tables.len() == 1 && free.is_empty()) {
+        return first;
+    }
+    // Whoever is served first may take what another one needs more.
+    tables.reverse();
+    let second = sale.serve(&tables, &free, stock, false);
+    match second.worth() < first.worth() {
+        true => second,
+        false => first,
+    }
+}
+
+/// What is for sale, and to whom not.
+struct Sale<'s, 'a> {
+    markets: &'a Markets,
+    avoid: &'s Avoid<'s>,
+    stays: &'s BTreeMap<&'s Name, Vec<Spot>>,
+    asks: Asks<'a>,
+    /// The best first; those from `fine` on when there is nothing else.
+    quotes: Vec<&'a Quote>,
+    fine: usize,
+    needs: usize,
+}
+
+impl Assigned {
+    /// How many get nothing, and what the others cost: the less, the better.
+    fn worth(&self) -> (usize, u64) {
+        let first = self.shortlists.values().map(|list| list.first());
+        first.fold((0, 0), |(none, sum), choice| match choice {
+            None => (none + 1, sum),
+            Some(choice) => (none, sum.saturating_add(choice.quote.price_per_hour.0)),
+        })
+    }
+}
+
+impl<'a> Sale<'_, 'a> {
+    fn serve(
+        &self,
+        tables: &[&[&Need<'a>]],
+        free: &[&Need<'a>],
+        mut stock: Vec<u32>,
+        tables_first: bool,
+    ) -> Assigned {
+        let mut found = Assigned::default();
+        if !tables_first {
+            self.classes(free, &mut stock, &mut found);
+        }
+        for table in tables {
+            self.table(table, &mut stock, &mut found);
+        }
+        if tables_first {
+            self.classes(free, &mut stock, &mut found);
+        }
+        found
+    }
+
+    /// The leases of a table that asks something of places.
+    fn table(&self, table: &[&Need<'a>], stock: &mut [u32], found: &mut Assigned) {
+        let stays = self.stays.get(&table[0].lease.name).cloned();
+        let stays = stays.unwrap_or_default();
+        let (quotes, fine) = (&self.quotes, self.fine);
+        let (class, given) = Class::placed(table, stays, self.markets, quotes, stock, fine);
         for (item, count) in &given {
             stock[*item] -= count;
         }
-        asks.close(&quotes, given.keys(), &mut stock);
+        self.asks.close(quotes, given.keys(), stock);
         class.unseen(&mut found.notes);
-        class.list(&given, &stock, markets, avoid, &mut found);
+        class.list(&given, stock, self.markets, self.avoid, found);
     }
-    let mut classes = classes(&free);
-    for class in &mut classes {
-        class.look(markets, &quotes, &stock, needs.len());
-        class.unseen(&mut found.notes);
-    }
-    let given = loop {
-        let mut notes = Vec::new();
-        let given = share(&classes, &stock, fine, &mut notes);
-        let twice = asks.twice(&quotes, &given);
-        if twice.is_empty() {
-            found.notes.extend(notes);
-            break given;
+
+    /// All others.
+    fn classes(&self, free: &[&Need<'a>], stock: &mut [u32], found: &mut Assigned) {
+        let mut classes = classes(free);
+        for class in &mut classes {
+            class.look(self.markets, &self.quotes, stock, self.needs);
+            class.unseen(&mut found.notes);
         }
-        for item in twice {
-            stock[item] = 0;
+        let mut both = 0;
+        let given = loop {
+            let mut notes = Vec::new();
+            let given = share(&classes, stock, self.fine, &mut notes);
+            let twice = self.asks.twice(&self.quotes, &given);
+            if twice.is_empty() {
+                found.notes.extend(notes);
+                break given;
+            }
+            both += twice.len();
+            for item in twice {
+                stock[item] = 0;
+            }
+        };
+        if both > 0 {
+            found.notes.push(format!(
+                "what is rented on demand went before what is bid for, where both want the same ask ({both}): another choice may be \
+                 cheaper in sum"
+            ));
         }
-    };
-    let mut left = stock;
-    for (item, count) in given.iter().flatten() {
-        left[*item] -= count;
+        for (item, count) in given.iter().flatten() {
+            stock[*item] -= count;
+        }
+        let taken = given.iter().flat_map(BTreeMap::keys);
+        self.asks.close(&self.quotes, taken, stock);
+        for (class, given) in classes.iter().zip(&given) {
+            class.list(given, stock, self.markets, self.avoid, found);
+        }
     }
-    asks.close(&quotes, given.iter().flat_map(BTreeMap::keys), &mut left);
-    for (class, given) in classes.iter().zip(&given) {
-        class.list(given, &left, markets, avoid, &mut found);
-    }
-    found
 }
 
 /// How many can be taken of each quote, a machine that is given back first included.

@@ -126,7 +126,9 @@ pub(super) fn quotes<'a, 's>(
 }
 
 /// Which regions are preferred, by provider; those that prefer none are left out.
-fn preferences<'s>(specs: impl IntoIterator<Item = &'s LeaseSpec>) -> BTreeMap<&'s Name, Ranks> {
+fn preferences<'s>(
+    specs: impl IntoIterator<Item = &'s LeaseSpec>,
+) -> BTreeMap<&'s Name, Ranks<'s>> {
     let mut ranks = BTreeMap::new();
     for terms in specs.into_iter().flat_map(|spec| &spec.terms) {
         if !terms.within.regions.is_empty() {
@@ -145,7 +147,7 @@ fn rank(region: usize, quote: &Quote) -> (MicroDollars, &Name, usize, &QuoteId) 
 pub(super) struct Fitting<'a> {
     memory: Bytes,
     /// The terms that can be met, in the order of the file, with what their providers' tables leave.
-    terms: Vec<(&'a Terms, Ranks)>,
+    terms: Vec<(&'a Terms, Ranks<'a>)>,
     models: Models,
     /// The providers that cannot be seen.
     pub(super) blind: Vec<(&'a Name, Cause)>,
@@ -193,14 +195,13 @@ impl<'a> Fitting<'a> {
             return None;
         }
         let models = &mut self.models;
-        let mut fits = |terms: &Terms, ranks: &mut Ranks| {
+        let mut fits = |terms: &Terms, ranks: &mut Ranks<'_>| {
             let cheap = terms
                 .ceiling
                 .is_none_or(|ceiling| quote.price_per_hour <= ceiling);
             cheap
                 && terms.are_for(quote)
-                && terms.within.has_type(facts)
-                && ranks.rank(facts).is_some()
+                && ranks.takes(facts).is_some()
                 && terms.requirement.fits(facts, models)
         };
         let mut all = self.terms.iter_mut();
@@ -231,10 +232,7 @@ pub fn memory_known(
             let quotes = market.and_then(|market| market.quotes.as_ref().ok());
             let memory = quotes.into_iter().flatten().map(|quote| &quote.facts);
             memory
-                .filter(move |facts| {
-                    let ranked = ranks.as_mut().is_none_or(|r| r.rank(facts).is_some());
-                    ranked && within.is_none_or(|within| within.has_type(facts))
-                })
+                .filter(move |facts| ranks.as_mut().is_none_or(|r| r.takes(facts).is_some()))
                 .filter(move |facts| requirement.misfits(facts).is_empty())
                 .map(|facts| facts.memory)
         });

@@ -3,7 +3,7 @@
 use super::page::{Ink, Page};
 use crate::plan::{Change, Choice, EndsBy, Plan};
 use crate::resource::Spec;
-use crate::state::{Edit, Lapse, Limit};
+use crate::state::{Edit, Limit};
 use crate::topology::OnInterrupt;
 use crate::unit::Millis;
 
@@ -15,8 +15,7 @@ pub(super) fn lapsed(page: &mut Page, plan: &Plan) {
     if plan.lapsed.is_empty() {
         return;
     }
-    let own = |lapse: &Lapse| lapse.limit != Limit::Interrupt;
-    page.heading(match plan.lapsed.values().all(own) {
+    page.heading(match by_own_limits(plan) {
         true => "Kept ended, by limits of their own:",
         false => "Kept ended, by limits of their own or because they were taken away:",
     });
@@ -29,6 +28,10 @@ pub(super) fn lapsed(page: &mut Page, plan: &Plan) {
         let text = format!("and {more} more; `stageline apply --renew` rents all of them again");
         page.para(2, &text);
     }
+}
+
+fn by_own_limits(plan: &Plan) -> bool {
+    plan.lapsed.values().all(|lapse| lapse.limit.is_own())
 }
 
 /// What an edit means, for whoever reads the plan.
@@ -93,8 +96,7 @@ pub(super) fn may_be_taken(choice: &Choice, change: &Change) -> Option<String> {
 
 /// Nothing is to be done, and not all that is declared is there.
 pub(super) fn nothing_but_ended(plan: &Plan, kept: usize) -> String {
-    let own = |lapse: &Lapse| lapse.limit != Limit::Interrupt;
-    let ended = match (plan.lapsed.len(), plan.lapsed.values().all(own)) {
+    let ended = match (plan.lapsed.len(), by_own_limits(plan)) {
         (1, true) => "1 lease is kept ended by its own limit".to_owned(),
         (n, true) => format!("{n} leases are kept ended by their own limits"),
         (1, false) => "1 lease is kept ended".to_owned(),

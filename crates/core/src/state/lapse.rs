@@ -59,9 +59,15 @@ impl Limit {
             Self::Interrupt => "spot",
         }
     }
-}
 
-impl Limit {
+    /// Whether it is a limit of the lease's own: nobody took its machine away.
+    pub const fn is_own(self) -> bool {
+        match self {
+            Self::Idle | Self::Lifetime | Self::Spend => true,
+            Self::Interrupt => false,
+        }
+    }
+
     /// What becomes of a lease by it, in words that follow the lease's.
     pub const fn what_happens(self) -> &'static str {
         match self {

@@ -129,7 +129,7 @@ impl Story<'_> {
                         unbilled: *kind == "rehearsed",
                         self_destroy: *kind == "itself",
                         restarts_empty: *kind == "emptied",
-                        agent: (*kind == "emptied").then_some(AgentWay::Image),
+                        agent: (*kind == "emptied").then_some(AgentWay::Ssh),
                         quotes: Ok(Vec::new()),
                     });
                 let quotes = market.quotes.as_mut().expect("it can be seen");

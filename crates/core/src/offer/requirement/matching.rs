@@ -12,16 +12,27 @@ use super::{Field, Misfit, Op, Term, Value};
 use crate::offer::{Facts, Gpu};
 use crate::unit::Bytes;
 
-/// The ways to write the GPU models that were seen so far: there are many machines and few models.
+/// The ways to write the GPU models that were seen so far, and what the names of places say: there are many machines, few models
+/// and few places.
 #[derive(Clone, Debug, Default)]
-pub struct Models(BTreeMap<String, [String; 3]>);
+pub struct Models {
+    names: BTreeMap<String, [String; 3]>,
+    places: BTreeMap<String, region::Found>,
+}
 
 impl Models {
     fn names(&mut self, model: &str) -> &[String; 3] {
-        if !self.0.contains_key(model) {
-            self.0.insert(model.to_owned(), model_names(model));
+        if !self.names.contains_key(model) {
+            self.names.insert(model.to_owned(), model_names(model));
         }
-        &self.0[model]
+        &self.names[model]
+    }
+
+    fn place(&mut self, text: &str) -> &region::Found {
+        if !self.places.contains_key(text) {
+            self.places.insert(text.to_owned(), region::Found::of(text));
+        }
+        &self.places[text]
     }
 }
 
@@ -67,7 +78,7 @@ pub(super) fn holds(term: &Term, facts: &Facts, models: &mut Models) -> bool {
         Field::Disk => sized(term, facts.disk),
         Field::Arch => named(term, Some(&facts.arch)),
         Field::Os => named(term, Some(&facts.os)),
-        Field::Region => placed(term, facts.region.as_deref()),
+        Field::Region => placed(term, facts.region.as_deref(), models),
         Field::Cuda => versioned(term, facts.cuda.as_deref()),
         Field::Driver => versioned(term, facts.driver.as_deref()),
         Field::Tools => tooled(term, &facts.tools),
@@ -330,11 +341,11 @@ fn numeric(fact: &str, asked: &str) -> Option<Ordering> {
     }
 }
 
-fn placed(term: &Term, fact: Option<&str>) -> bool {
+fn placed(term: &Term, fact: Option<&str>, models: &mut Models) -> bool {
     let Some(fact) = fact.filter(|fact| !fact.is_empty()) else {
         return false;
     };
-    let place = region::Found::of(fact);
+    let place = models.place(fact);
     any_of(
         term,
         |value| matches!(value, Value::Place(asked) if place.is_in(asked)),
