@@ -91,14 +91,8 @@ pub(super) fn volumes(body: &Value) -> Result<Vec<Volume>, Fault> {
     let rows = data(body)?.as_array();
     let rows = rows.ok_or_else(|| Fault::shape("its `data` is no list of file systems"))?;
     let volume = |row: &Value| {
-        let region = text(row.get("region")?, "name")?;
-        Some(Volume {
-            id: text(row, "id")?,
-            name: text(row, "name").unwrap_or_default(),
-            requirement: format!("region={region}").parse().ok()?,
-            place: region.clone(),
-            region: Some(region),
-        })
+        let name = text(row, "name").unwrap_or_default();
+        Volume::in_region(text(row, "id")?, name, text(row.get("region")?, "name")?)
     };
     let all: Option<Vec<Volume>> = rows.iter().map(volume).collect();
     all.ok_or_else(|| Fault::shape("a file system has no `id` or no region"))

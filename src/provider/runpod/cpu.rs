@@ -8,7 +8,7 @@ use stageline_core::id::Name;
 use stageline_core::offer::{Facts, Hints, INSTANCE_TYPE, Quote, QuoteId};
 use stageline_core::unit::{Bytes, MicroDollars};
 
-use super::offer::{disk_per_hour, supply};
+use super::offer::{disk_per_hour, places, supply};
 use crate::provider::http::{money, number, text};
 
 /// More processors than a pod has.
@@ -61,7 +61,8 @@ fn sizes(row: &Value, hints: &Hints) -> Vec<u32> {
     };
     let max = max.min(VCPUS_MAX);
     let mut sizes = Vec::new();
-    let mut size = min.max(1).next_power_of_two();
+    // One that begins beyond what a pod has is not had at all.
+    let mut size = min.clamp(1, VCPUS_MAX * 2).next_power_of_two();
     while size <= max {
         let roomy = memory(row, size).is_some_and(|memory| memory >= hints.memory);
         if size >= hints.cpus && roomy {
@@ -118,15 +119,6 @@ pub(super) fn of_size(provider: &Name, row: &Value, vcpus: u32, disk: u64) -> Ve
     else {
         return Vec::new();
     };
-    let stock = |row: &Value| text(row, "availability").unwrap_or_default();
-    let places = row.get("dataCenters").and_then(Value::as_array);
-    let places = places.into_iter().flatten();
-    let mut places: Vec<(Option<String>, String)> = places
-        .filter_map(|place| Some((Some(text(place, "id")?), stock(place))))
-        .collect();
-    if places.is_empty() {
-        places.push((None, stock(row)));
-    }
     let quote = |(datacenter, stock): (Option<String>, String)| {
         let mut facts = Facts {
             os: "linux".to_owned(),
@@ -158,7 +150,7 @@ pub(super) fn of_size(provider: &Name, row: &Value, vcpus: u32, disk: u64) -> Ve
             bid: None,
         })
     };
-    places.into_iter().filter_map(quote).collect()
+    places(row).into_iter().filter_map(quote).collect()
 }
 
 /// All in: processors and container disk.
@@ -222,6 +214,11 @@ mod tests {
             ("price", json!({ "securePerVcpu": 0 })),
             ("price", Value::Null),
             ("vcpu", json!({ "min": 2 })),
+            (
+                "vcpu",
+                json!({ "min": 2_200_000_000_u32, "max": 4_000_000_000_u32 }),
+            ),
+            ("vcpu", json!({ "min": 1025, "max": 4096 })),
             ("ramGbPerVcpu", json!(-1)),
             ("id", json!("a/b")),
         ];

@@ -197,15 +197,6 @@ pub(super) fn quotes(provider: &Name, row: &Value, asks: &Asks, disk: u64) -> Ve
     if flag(row, field) == Some(false) || !enough || asks.count > GPUS_MAX {
         return Vec::new();
     }
-    let stock = |row: &Value| text(row, "availability").unwrap_or_default();
-    let places = row.get("dataCenters").and_then(Value::as_array);
-    let places = places.into_iter().flatten();
-    let mut places: Vec<(Option<String>, String)> = places
-        .filter_map(|place| Some((Some(text(place, "id")?), stock(place))))
-        .collect();
-    if places.is_empty() {
-        places.push((None, stock(row)));
-    }
     let quote = |(datacenter, stock): (Option<String>, String)| {
         let facts = facts(row, asks, datacenter.clone(), &stock, disk);
         let choice = Choice {
@@ -222,7 +213,21 @@ pub(super) fn quotes(provider: &Name, row: &Value, asks: &Asks, disk: u64) -> Ve
             bid: None,
         })
     };
-    places.into_iter().filter_map(quote).collect()
+    places(row).into_iter().filter_map(quote).collect()
+}
+
+/// Where a row of the catalogue can be had, each with the word on its stock; without a data center where the scheduler chooses.
+pub(super) fn places(row: &Value) -> Vec<(Option<String>, String)> {
+    let stock = |row: &Value| text(row, "availability").unwrap_or_default();
+    let places = row.get("dataCenters").and_then(Value::as_array);
+    let places = places.into_iter().flatten();
+    let mut places: Vec<(Option<String>, String)> = places
+        .filter_map(|place| Some((Some(text(place, "id")?), stock(place))))
+        .collect();
+    if places.is_empty() {
+        places.push((None, stock(row)));
+    }
+    places
 }
 
 /// A word on the stock as a number that can be counted on.
@@ -290,14 +295,8 @@ fn facts(row: &Value, asks: &Asks, datacenter: Option<String>, stock: &str, disk
 /// Network volumes: each is in one data center.
 pub(super) fn volumes(body: &Value) -> Result<Vec<Volume>, Fault> {
     let volume = |row: &Value| {
-        let place = text(row, "dataCenter")?;
-        Some(Volume {
-            id: text(row, "id")?,
-            name: text(row, "name").unwrap_or_default(),
-            requirement: format!("region={place}").parse().ok()?,
-            place: place.clone(),
-            region: Some(place),
-        })
+        let name = text(row, "name").unwrap_or_default();
+        Volume::in_region(text(row, "id")?, name, text(row, "dataCenter")?)
     };
     let rows = rows(body, "networkVolumes")?;
     let all: Option<Vec<Volume>> = rows.iter().map(volume).collect();

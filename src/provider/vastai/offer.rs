@@ -75,13 +75,15 @@ pub(super) fn filter(
     if let Some(least) = reliability.and_then(|text| text.parse::<f64>().ok()) {
         at_least("reliability", json!(least));
     }
-    // One machine among all would hardly be among the cheapest.
-    let host = hints.at_least.get("machine_id");
-    if let Some(host) = host.and_then(|text| text.parse::<u64>().ok()) {
-        at_least("machine_id", json!(host));
-    }
     // The agent is reached by a port of its own.
     at_least("direct_port_count", json!(1));
+    // One machine among all would hardly be among the cheapest.
+    for field in ["machine_id", "host_id"] {
+        let id = hints.exactly.get(field);
+        if let Some(id) = id.and_then(|text| text.parse::<u64>().ok()) {
+            body.insert(field.to_owned(), json!({ "eq": id }));
+        }
+    }
     if !gpu_names.is_empty() {
         body.insert("gpu_name".to_owned(), json!({ "in": gpu_names }));
     }

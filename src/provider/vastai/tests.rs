@@ -157,6 +157,11 @@ fn a_search_asks_for_less_than_the_requirement_and_for_the_disk() {
     assert_eq!(body["reliability"], json!({ "gte": 0.98 }));
     assert!(body["gpu_ram"]["gte"].as_u64().expect("a number") < 24_000);
     assert_eq!(offer::one(5, 60, None)["id"], json!({ "eq": 5 }));
+    // A volume is on one machine: no other one is asked for.
+    let volume = json!({ "volumes": [{ "id": 9, "machine_id": 412 }] });
+    let volumes = offer::volumes(&volume).expect("a list");
+    let body = offer::filter(&volumes[0].requirement, &[], 60, None);
+    assert_eq!(body["machine_id"], json!({ "eq": 412 }));
 }
 
 fn answer(status: u16, body: Value) -> Answer {

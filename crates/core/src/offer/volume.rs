@@ -19,6 +19,17 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// One that is somewhere in a region; none where that is no word.
+    pub fn in_region(id: String, name: String, region: String) -> Option<Self> {
+        Some(Self {
+            id,
+            name,
+            requirement: format!("region={region}").parse().ok()?,
+            place: region.clone(),
+            region: Some(region),
+        })
+    }
+
     /// By its name, with its place, for people.
     pub fn shown(&self) -> String {
         let name = match self.name.is_empty() {

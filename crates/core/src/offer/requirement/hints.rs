@@ -24,6 +24,8 @@ pub struct Hints {
     pub disk: Bytes,
     /// Fields that only the provider has, as numbers that they must reach.
     pub at_least: BTreeMap<String, String>,
+    /// Such fields that must be just this number.
+    pub exactly: BTreeMap<String, String>,
 }
 
 impl Requirement {
@@ -80,6 +82,9 @@ fn hint(term: &Term, hints: &mut Hints) {
             if term.values.len() == 1 && text.parse::<f64>().is_ok() =>
         {
             hints.at_least.insert(field.clone(), text.clone());
+            if term.op == Op::Eq {
+                hints.exactly.insert(field.clone(), text.clone());
+            }
         }
         (_, _) => {}
     }
@@ -108,6 +113,12 @@ mod tests {
         assert_eq!(
             hints.at_least.get("reliability").map(String::as_str),
             Some("0.98")
+        );
+        assert!(hints.exactly.is_empty());
+        let exactly = of("provider.machine_id=412, provider.host_id>=33").hints();
+        assert_eq!(
+            exactly.exactly,
+            BTreeMap::from([("machine_id".to_owned(), "412".to_owned())])
         );
         assert_eq!(of("gpus=4|2").hints().gpus, 2);
         assert_eq!(of("!gpu").hints().gpus, 0);
