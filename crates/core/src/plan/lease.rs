@@ -8,11 +8,11 @@ use super::disk::other_disk;
 use super::draft::{Call, Drafting, Fate, lease_receipt, measured};
 use super::interrupted::taken_away;
 use super::market::unfit;
-use crate::id::{Address, LeaseId, MachineId, RequestKey};
+use crate::id::{Address, LeaseId, RequestKey};
 use crate::journal::Verb;
 use crate::offer::{Facts, Gpu, count};
 use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
-use crate::state::{Limit, ObservedLease, Recorded, Seen};
+use crate::state::{Limit, ObservedLease, Recorded, Seen, Stray};
 use crate::topology::Mount;
 use crate::unit::{MicroDollars, Timestamp};
 
@@ -154,8 +154,14 @@ impl<'a> Drafting<'a> {
         let call = settle(spec, recorded, receipt, self.price(id, receipt));
         match self.extra(id, recorded) {
             Some(extra) if call.build.is_empty() => {
+                let (what, is) = match extra.price_per_hour.0 {
+                    // A free machine, or what is no machine.
+                    0 => ("", "there too"),
+                    _ => ("machine ", "up too and bills"),
+                };
                 let reason = format!(
-                    "machine {extra}, made by an earlier try of it, is up too and bills: it is released"
+                    "{what}{}, made by an earlier try of it, is {is}: it is released",
+                    extra.machine
                 );
                 Call::new(Verdict::Update, reason).build(&[Verb::Await])
             }
@@ -165,15 +171,14 @@ impl<'a> Drafting<'a> {
 
     /// A machine that another try of this lease made and that nobody knows: a create that took effect long after it was given
     /// up. Its name proves whose it is.
-    fn extra(&self, id: &LeaseId, recorded: &Recorded) -> Option<MachineId> {
+    fn extra(&self, id: &LeaseId, recorded: &Recorded) -> Option<&Stray> {
         let lineage = self.input.recorded.genesis.as_ref()?.lineage;
         let address = Address::Lease(recorded.made_for.as_ref().unwrap_or(id).clone());
         let prefix = RequestKey::prefix(&lineage, &address);
         let mut strays = self.input.observed.strays.iter();
-        let extra = strays.find(|stray| {
+        strays.find(|stray| {
             stray.key.as_str().starts_with(&prefix) && stray.key.try_of().0 <= recorded.generation
-        });
-        extra.map(|stray| stray.machine.clone())
+        })
     }
 
     /// Why the machine must be given up, by what was seen.
