@@ -6,6 +6,7 @@
 //! `only-NUMBER` is the key that a pod is handed for itself.
 
 mod account;
+mod billing;
 mod catalogue;
 mod cpus;
 mod create;
@@ -252,7 +253,7 @@ fn route(world: &World, request: &Request, account: &str) -> Reply {
         ("GET", ["catalog", "cpus", id]) => cpus::show(world, id, query),
         ("GET", ["catalog", "datacenters"]) => catalogue::places(world, query),
         ("GET", ["catalog", "datacenters", id]) => catalogue::place(world, id, query),
-        ("GET", ["billing", "pods"]) => account::bill(world, account, query),
+        ("GET", ["billing", "pods"]) => billing::bill(world, account, query),
         (_, parts) => misplaced(parts),
     }
 }

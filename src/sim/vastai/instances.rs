@@ -321,7 +321,7 @@ pub(super) fn charges(world: &World, account: &str, query: &BTreeMap<String, Str
         bound("lte").unwrap_or(f64::MAX),
     );
     let limit = query.get("limit").and_then(|limit| limit.parse().ok());
-    let limit: usize = limit.unwrap_or(100).clamp(1, 100);
+    let limit: usize = limit.unwrap_or(100).clamp(1, 500);
     let after = query
         .get("after_token")
         .and_then(|token| token.parse().ok());
