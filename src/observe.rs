@@ -398,7 +398,7 @@ pub async fn quotes(asked: &[Asked]) -> BTreeMap<Name, Result<Vec<Quote>, Blind>
 }
 
 /// A machine with our mark that is left at a provider.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Survivor {
     /// The provider that listed it.
     pub provider: Name,
@@ -406,6 +406,8 @@ pub struct Survivor {
     pub account: Option<Account>,
     /// Its adapter.
     pub kind: &'static str,
+    /// That provider.
+    pub seller: Arc<dyn Provider>,
     /// What.
     pub machine: Machine,
 }
@@ -442,42 +444,50 @@ pub async fn survivors_but(
     for (name, provider) in providers.named() {
         let kind = provider.kind();
         let account = provider.account().await?;
-        for held in state
-            .existing()
-            .filter_map(|(address, _)| state.lease(address.lease()?))
-        {
-            if let Some(made_on) = held.account.as_ref().filter(|_| held.provider == name)
-                && let Err(cause) = same_account(&name, made_on, account.as_ref())
-            {
-                return Err(Blind {
-                    provider: name,
-                    cause,
-                    retry_after: None,
-                });
-            }
-        }
         let found = if provider.has_parts() {
             let view = provider.view().await?;
             unseen.extend(view.unseen.iter().map(|part| (name.clone(), part.clone())));
             let mut found = view.machines;
-            found.retain(|machine| {
-                let key = machine.request_key.as_ref();
-                key.is_some_and(|key| key.as_str().starts_with(&mark))
-            });
+            found.retain(|machine| machine.carries(&mark));
             found
         } else {
             provider.find(&mark).await?
         };
+        is_of_account(state, (&name, account.as_ref()), &found)?;
         left.extend(found.into_iter().map(|machine| Survivor {
             provider: name.clone(),
             account: account.clone(),
             kind,
+            seller: provider.clone(),
             machine,
         }));
     }
-    left.sort_by(|a, b| a.machine.id.cmp(&b.machine.id));
-    left.dedup_by(|a, b| a.kind == b.kind && a.machine.id == b.machine.id);
+    // Two tables may be one account, which lists each machine twice; two accounts may have one id each for different machines.
+    let whose = |one: &Survivor| one.account.as_ref().map(|account| account.id.clone());
+    left.sort_by_cached_key(|one| (one.machine.id.clone(), one.kind, whose(one)));
+    left.dedup_by(|a, b| a.kind == b.kind && a.machine.id == b.machine.id && whose(a) == whose(b));
     Ok((left, unseen))
+}
+
+/// A listing that lacks a recorded machine proves nothing about it when it is another account's.
+fn is_of_account(
+    state: &State,
+    (name, account): (&Name, Option<&Account>),
+    found: &[Machine],
+) -> Result<(), Blind> {
+    let leases = state.existing().filter_map(|(address, _)| address.lease());
+    let held = leases.filter_map(|lease| state.lease(lease));
+    let missing = held.filter(|held| {
+        held.provider == *name && found.iter().all(|machine| machine.id != held.machine)
+    });
+    for made_on in missing.filter_map(|held| held.account.as_ref()) {
+        same_account(name, made_on, account).map_err(|cause| Blind {
+            provider: name.clone(),
+            cause,
+            retry_after: None,
+        })?;
+    }
+    Ok(())
 }
 
 /// Whether something that is recorded could be in a part that cannot be seen.

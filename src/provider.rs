@@ -38,7 +38,7 @@ use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
 use tokio::sync::mpsc::UnboundedSender;
 
 pub use account::same_account;
-pub use charges::Charged;
+pub use charges::{Charged, Charges};
 pub use limits::{BootLimits, PhaseLimit};
 pub use phase::{AGENT_PHASE, NOT_PULLED, Phase, SSH_PHASE};
 pub use view::{Unseen, View};
@@ -71,8 +71,8 @@ pub struct Traits {
     pub restarts_empty: bool,
     /// A quote can be taken by one only.
     pub offers_are_one: bool,
-    /// It sells machines for a bid, which it may take away again.
-    pub takes_bids: bool,
+    /// It bills what a machine sends and receives, beside its price.
+    pub bills_traffic: bool,
     /// Machines cost nothing, so nobody needs to guard their end.
     pub free: bool,
     /// How an agent gets onto its machines where the offer does not say; none where it need not.
@@ -236,6 +236,12 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Whether its name is one of our keys and begins with this.
+    pub fn carries(&self, key_prefix: &str) -> bool {
+        let key = self.request_key.as_ref();
+        key.is_some_and(|key| key.as_str().starts_with(key_prefix))
+    }
+
     /// From when to when it was billed, as far as its provider says both.
     pub fn told(&self) -> Option<Told> {
         let from = self.created_at?;
@@ -394,12 +400,8 @@ pub trait Provider: Send + Sync {
     /// # Errors
     /// [`Blind`] when the listing is not complete and trusted.
     async fn find(&self, key_prefix: &str) -> Result<Vec<Machine>, Blind> {
-        let ours = |machine: &Machine| {
-            let key = machine.request_key.as_ref();
-            key.is_some_and(|key| key.as_str().starts_with(key_prefix))
-        };
         let mut machines = self.list().await?;
-        machines.retain(ours);
+        machines.retain(|machine| machine.carries(key_prefix));
         Ok(machines)
     }
 
@@ -438,7 +440,7 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     /// [`Blind`] when the answer cannot be trusted.
-    async fn charges(&self, _: Timestamp, _: Timestamp) -> Result<Option<Vec<Charged>>, Blind> {
+    async fn charges(&self, _: Timestamp, _: Timestamp) -> Result<Option<Charges>, Blind> {
         Ok(None)
     }
 
@@ -532,15 +534,19 @@ impl Providers {
             })
     }
 
-    /// Every provider once with its name; one for missing tables has its kind's.
+    /// Every provider once with its name.
     pub fn named(&self) -> impl Iterator<Item = (Name, &Arc<dyn Provider>)> {
-        self.all().map(|provider| {
-            let mut named = self.by_name.iter();
-            let found = named.find(|(_, other)| Arc::ptr_eq(other, provider));
-            let name = found.map(|(name, _)| name.clone());
-            let kind = || provider.kind().parse().expect("a kind is a name");
-            (name.unwrap_or_else(kind), provider)
-        })
+        self.all()
+            .map(|provider| (self.name_of(provider.as_ref()), provider))
+    }
+
+    /// The name of a provider's table, also of one that is gone; one for all tables that are gone has its kind's.
+    pub fn name_of(&self, provider: &dyn Provider) -> Name {
+        let recorded = self.recorded.iter().map(|(name, other)| (name, other));
+        let mut all = self.by_name.iter().chain(recorded);
+        let found = all.find(|(_, other)| std::ptr::addr_eq(Arc::as_ptr(other), provider));
+        let kind = || provider.kind().parse().expect("a kind is a name");
+        found.map_or_else(kind, |(name, _)| name.clone())
     }
 
     /// Every provider once, by name, those for missing tables last.

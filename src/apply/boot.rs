@@ -18,7 +18,7 @@ use stageline_core::resource::{
 use super::bring::{not_pulled, why_not_heard};
 use super::claims::{cannot_end_itself, contradicts, gate, held_against, with_claims};
 use super::course::{Course, OnItsWay};
-use super::doubt::of_generation;
+use super::doubt::{Found, of_generation};
 use super::lease::reserved;
 use super::room::Counted;
 use super::setup;
@@ -321,12 +321,13 @@ impl<'a> Run<'a> {
         let found = self.find_ours(provider.as_ref(), lease, &lineage).await;
         let machines = found.unwrap_or_default();
         let machines = of_generation(machines, act.step.generation);
-        for machine in self.but_leaving(lease, machines) {
+        let found = Found::of(self.but_leaving(lease, machines));
+        for machine in &found.machines {
             if machine.id != held.machine {
-                self.release_extra(act, provider, &machine).await?;
+                self.release_extra(act, provider, machine).await?;
             }
         }
-        Ok(())
+        self.remove_left(act, provider, &found.left).await
     }
 
     async fn wait(

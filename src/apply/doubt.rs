@@ -2,7 +2,8 @@
 //!
 //! A try that was written down may have made a machine, whatever its answer was. Found: the receipt is recorded and
 //! machines beyond it are released. Absent is proof only after this process itself has watched complete, trusted
-//! listings for the settle horizon. Cannot tell: the try stays open and says so.
+//! listings for the settle horizon. Cannot tell: the try stays open and says so. What was made beside a machine is no machine, and no
+//! proof of one: it is removed once it is known that its machine is not there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use stageline_core::journal::{Launch, Record};
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt};
 use stageline_core::state::{OpenAttempt, Recorded};
 
-use super::step::{Act, Run, Stop, lease_of};
+use super::step::{Act, Run, Stop};
 use crate::provider::{Machine, MachineStatus, Provider, Traits};
 
 /// A create goes out within this much boot time of its durable start, checked last.
@@ -35,6 +36,13 @@ pub(super) fn horizon(traits: &Traits) -> Duration {
 pub(super) struct Doubts {
     pub open: BTreeMap<Attempt, OpenAttempt>,
     pub lineage: Lineage,
+}
+
+/// What a listing has of a lease.
+pub(super) struct Found {
+    pub machines: Vec<Machine>,
+    /// What was made beside machines that it does not have.
+    pub left: Vec<Machine>,
 }
 
 impl<'a> Run<'a> {
@@ -65,27 +73,27 @@ impl<'a> Run<'a> {
                 .get(&launch.provider, &launch.provider_kind)
                 .map_err(Stop::InDoubt)?;
             let found = self.watch(act, provider, &doubts, *attempt).await?;
-            let held = self.held(lease, generation);
-            match (found, held) {
-                (None, _) => self.close_absent(act, provider, &doubts).await?,
-                (Some(machines), held) => {
-                    let keep = choose(&machines, held.as_ref(), generation);
-                    self.adopt(act, lease, &doubts, &machines, keep.as_ref())
-                        .await?;
-                }
+            if found.machines.is_empty() {
+                self.remove_left(act, provider, &found.left).await?;
+                self.close_absent(act, provider, &doubts).await?;
+                continue;
             }
+            let machines = &found.machines;
+            let keep = choose(machines, self.held(lease, generation).as_ref(), generation);
+            self.adopt(act, lease, &doubts, machines, keep.as_ref())
+                .await?;
         }
         Ok(())
     }
 
-    /// Watches until a machine of this lease is seen, or until absence is proof. None is absence.
+    /// Watches until a machine of this lease is seen, or until absence is proof.
     async fn watch(
         &self,
         act: Act<'a>,
         provider: &Arc<dyn Provider>,
         doubts: &Doubts,
         attempt: Attempt,
-    ) -> Result<Option<Vec<Machine>>, Stop> {
+    ) -> Result<Found, Stop> {
         let address = &act.step.address;
         let lease = super::step::lease_of(act.step)?;
         if let Some(other) = self.other_account(provider.as_ref(), lease).await {
@@ -115,12 +123,9 @@ impl<'a> Run<'a> {
                 Ok(machines) => {
                     seen = watched;
                     let ours = of_generation(machines, act.step.generation);
-                    let ours = self.but_leaving(lease_of(act.step)?, ours);
-                    if !ours.is_empty() {
-                        return Ok(Some(ours));
-                    }
-                    if watched >= horizon {
-                        return Ok(None);
+                    let found = Found::of(self.but_leaving(lease, ours));
+                    if !found.machines.is_empty() || watched >= horizon {
+                        return Ok(found);
                     }
                 }
                 Err(error) => {
@@ -319,13 +324,16 @@ impl<'a> Run<'a> {
             };
             seen = watched;
             let kept = self.held(lease, step.generation).map(|held| held.machine);
-            let extra = of_generation(machines, step.generation);
-            let mut extra = self.but_leaving(lease, extra);
-            extra.retain(|machine| Some(&machine.id) != kept.as_ref());
-            for machine in &extra {
+            let found = of_generation(machines, step.generation);
+            let mut found = Found::of(self.but_leaving(lease, found));
+            found
+                .machines
+                .retain(|machine| Some(&machine.id) != kept.as_ref());
+            for machine in &found.machines {
                 self.release_extra(act, provider, machine).await?;
             }
-            if extra.is_empty() && watched >= horizon {
+            if found.machines.is_empty() && watched >= horizon {
+                self.remove_left(act, provider, &found.left).await?;
                 return match self.doubts(lease, step.generation) {
                     Some(doubts) => self.close_absent(act, provider, &doubts).await,
                     None => Ok(()),
@@ -344,19 +352,8 @@ impl<'a> Run<'a> {
         extra: &Machine,
     ) -> Result<(), Stop> {
         let machine = &extra.id;
-        let intended = Record::InDoubt {
-            address: act.step.address.clone(),
-            generation: act.step.generation,
-            verb: act.step.verb,
-            attempt: None,
-            cause: Cause::new(
-                FailureClass::Unknown,
-                format!("machine {machine} is one too many and is being released"),
-            ),
-            at: self.effects.clock.now(),
-        };
-        self.journal.append(vec![intended]).await?;
-        self.end_machine(act, provider, machine).await?;
+        let why = format!("machine {machine} is one too many and is being released");
+        self.end_intended(act, provider, machine, why).await?;
         let record = Record::ExtraReleased {
             address: act.step.address.clone(),
             machine: machine.clone(),
@@ -372,6 +369,49 @@ impl<'a> Run<'a> {
             machine: machine.clone(),
         });
         Ok(())
+    }
+
+    /// Removes what was made beside machines that are not there. It was never billed.
+    pub(super) async fn remove_left(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        left: &[Machine],
+    ) -> Result<(), Stop> {
+        for one in left {
+            let id = &one.id;
+            let why = format!("{id} is left over and is being removed");
+            self.end_intended(act, provider, id, why).await?;
+        }
+        Ok(())
+    }
+
+    async fn end_intended(
+        &self,
+        act: Act<'a>,
+        provider: &Arc<dyn Provider>,
+        machine: &MachineId,
+        why: String,
+    ) -> Result<(), Stop> {
+        let intended = Record::InDoubt {
+            address: act.step.address.clone(),
+            generation: act.step.generation,
+            verb: act.step.verb,
+            attempt: None,
+            cause: Cause::new(FailureClass::Unknown, why),
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![intended]).await?;
+        self.end_machine(act, provider, machine).await
+    }
+}
+
+impl Found {
+    pub(super) fn of(all: Vec<Machine>) -> Self {
+        let (left, machines) = all
+            .into_iter()
+            .partition(|machine| machine.leftover().is_some());
+        Self { machines, left }
     }
 }
 

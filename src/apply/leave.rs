@@ -39,18 +39,23 @@ impl Run<'_> {
         })
     }
 
-    /// Machines without those that were given up.
+    /// Machines without those that were given up, and without what those and the one that is held may need while they are not
+    /// listed.
     pub(super) fn but_leaving(&self, lease: &LeaseId, mut machines: Vec<Machine>) -> Vec<Machine> {
         self.state(|state| {
             let Some(recorded) = state.resources.get(&Address::Lease(lease.clone())) else {
                 return;
             };
             let leaving = recorded.attempts.values();
-            let leaving: Vec<_> = leaving
-                .filter_map(|open| open.leaving.as_ref())
-                .map(|receipt| &receipt.machine)
-                .collect();
-            machines.retain(|machine| !leaving.contains(&&machine.id));
+            let leaving: Vec<&LeaseReceipt> =
+                leaving.filter_map(|open| open.leaving.as_deref()).collect();
+            machines.retain(|machine| {
+                let mut known = leaving.iter().copied().chain(state.lease(lease));
+                match machine.leftover() {
+                    None => leaving.iter().all(|gone| gone.machine != machine.id),
+                    Some(_) => known.all(|known| !is_of(machine, known)),
+                }
+            });
         });
         machines
     }
@@ -104,12 +109,16 @@ impl Run<'_> {
             match self.find_ours(provider.as_ref(), lease, &lineage).await {
                 Err(error) => trouble = trouble.or_else(|| Some(blind(&error.cause))),
                 Ok(machines) => {
-                    let mut machines = machines.iter();
-                    let listed = machines.find(|machine| machine.id == receipt.machine);
-                    if let Some(machine) = listed {
-                        self.note_end(machine).await?;
+                    let listed = machines.iter().filter(|one| is_of(one, &receipt));
+                    let listed: Vec<&Machine> = listed.collect();
+                    for one in &listed {
+                        self.note_end(one).await?;
+                        if one.leftover().is_some() {
+                            let left = provider.release(&one.id).await;
+                            trouble = trouble.or(left.err());
+                        }
                     }
-                    if listed.is_none() && trouble.is_none() && watched >= quiet {
+                    if listed.is_empty() && trouble.is_none() && watched >= quiet {
                         break;
                     }
                 }
@@ -136,4 +145,11 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether it is this machine, or was made beside it.
+fn is_of(listed: &Machine, receipt: &LeaseReceipt) -> bool {
+    let beside = listed.leftover().is_some();
+    listed.id == receipt.machine
+        || beside && listed.request_key.as_ref() == Some(&receipt.request_key)
 }

@@ -12,9 +12,9 @@ use stageline_core::id::{Attempt, LeaseId};
 use stageline_core::resource::{Cause, FailureClass, LeaseSpec};
 use stageline_core::unit::Millis;
 
-use super::doubt::blind;
+use super::doubt::{Found, blind};
 use super::step::{Act, Run, Stop};
-use crate::provider::{Blind, Machine, Provider};
+use crate::provider::{Blind, Provider};
 
 /// First and longest pause between two tries.
 const FIRST: Duration = Duration::from_secs(1);
@@ -99,10 +99,10 @@ impl<'a> Run<'a> {
             state.pause = (state.pause * 2).min(LONGEST);
             // What cannot be seen is looked for again: nothing goes out before that.
             if let Ok(extra) = self.made_anyway(act, lease, provider.as_ref()).await {
-                for machine in extra {
-                    self.release_extra(act, provider, &machine).await?;
+                for machine in &extra.machines {
+                    self.release_extra(act, provider, machine).await?;
                 }
-                return Ok(());
+                return self.remove_left(act, provider, &extra.left).await;
             }
         }
     }
@@ -135,11 +135,11 @@ impl<'a> Run<'a> {
         act: Act<'a>,
         lease: &LeaseId,
         provider: &dyn Provider,
-    ) -> Result<Vec<Machine>, Blind> {
+    ) -> Result<Found, Blind> {
         let tries = self.limited_tries(act);
         let lineage = self.state(|state| state.genesis.as_ref().map(|genesis| genesis.lineage));
         let (Some(lineage), false) = (lineage, tries.is_empty()) else {
-            return Ok(Vec::new());
+            return Ok(Found::of(Vec::new()));
         };
         let mut found = self.find_ours(provider, lease, &lineage).await?;
         found.retain(|machine| {
@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
                 generation == act.step.generation && tries.contains(&attempt)
             })
         });
-        Ok(found)
+        Ok(Found::of(found))
     }
 }
 

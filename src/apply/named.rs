@@ -36,10 +36,7 @@ impl Run<'_> {
         let mut found = Vec::new();
         if provider.has_parts() {
             found = self.seen_for(provider, lease).await?;
-            found.retain(|machine| {
-                let key = machine.request_key.as_ref();
-                key.is_some_and(|key| prefixes.iter().any(|it| key.as_str().starts_with(it)))
-            });
+            found.retain(|machine| prefixes.iter().any(|prefix| machine.carries(prefix)));
         } else {
             found.extend(provider.find(&prefixes[0]).await?);
             if born != own {
@@ -66,7 +63,7 @@ impl Run<'_> {
         lease: &LeaseId,
     ) -> Result<Vec<Machine>, Blind> {
         let view = provider.view().await?;
-        let name: Name = provider.kind().parse().expect("a kind is a name");
+        let name = self.effects.providers.name_of(provider);
         let places = self.state(|state| {
             let recorded = state.resources.get(&Address::Lease(lease.clone()));
             let open = recorded.into_iter().flat_map(|r| r.attempts.values());

@@ -286,9 +286,8 @@ impl<'a> Run<'a> {
         if let Some(held) = held {
             counted.remove(&held.request_key);
         }
-        let others = seen
-            .values()
-            .filter(|machine| held.is_none_or(|held| held.machine != machine.id));
+        let machines = seen.values().filter(|one| one.leftover().is_none());
+        let others = machines.filter(|machine| held.is_none_or(|held| held.machine != machine.id));
         let extra = others.filter(|machine| {
             let key = machine.request_key.as_ref();
             key.is_some_and(|key| !counted.remove(key))
@@ -324,9 +323,10 @@ impl<'a> Run<'a> {
         let found = self.find_ours(provider.as_ref(), lease, lineage).await;
         let machines = found.map_err(|error| blind(&error.cause))?;
         let mut left = of_generation(machines, act.step.generation);
-        if let Some(held) = held.filter(|_| left.is_empty()) {
-            let renamed = provider.describe(&held.machine).await;
-            left.extend(renamed.map_err(|error| blind(&error.cause))?);
+        let renamed = left.iter().all(|one| one.leftover().is_some());
+        if let Some(held) = held.filter(|_| renamed) {
+            let found = provider.describe(&held.machine).await;
+            left.extend(found.map_err(|error| blind(&error.cause))?);
         }
         Ok(left)
     }
@@ -370,7 +370,7 @@ impl<'a> Run<'a> {
         loop {
             let trouble = match provider.release(machine).await {
                 Ok(Released::Accepted | Released::Unknown) => {
-                    match without(provider, machine).await {
+                    match self.without(provider, machine).await {
                         Ok(machines) if machines.iter().any(|other| other.id == *machine) => None,
                         Ok(machines) => {
                             let lease = lease_of(act.step)?;
@@ -395,13 +395,17 @@ impl<'a> Run<'a> {
             self.pause(POLL).await?;
         }
     }
-}
 
-/// A listing that tells whether this machine is there.
-async fn without(provider: &Arc<dyn Provider>, machine: &MachineId) -> Result<Vec<Machine>, Blind> {
-    let name = provider.kind().parse().expect("a kind is a name");
-    let view = provider.view().await?;
-    view.but(&name, |part| part.concerns(machine.as_str()))
+    /// A listing that tells whether this machine is there.
+    async fn without(
+        &self,
+        provider: &Arc<dyn Provider>,
+        machine: &MachineId,
+    ) -> Result<Vec<Machine>, Blind> {
+        let name = self.effects.providers.name_of(provider.as_ref());
+        let view = provider.view().await?;
+        view.but(&name, |part| part.concerns(machine.as_str()))
+    }
 }
 
 /// What is in the way, and for how long that is put up with.

@@ -1,12 +1,14 @@
 //! What leases cost so far, for people: by the ledger of the state, with what is uncertain said.
 
+use serde::Serialize;
 use stageline_core::id::{LeaseId, Name};
 use stageline_core::resource::Told;
 use stageline_core::state::{Ledger, Spent, State};
+use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::console::Console;
 use crate::ambient::Clock;
-use crate::observe::charges::{self, Bill};
+use crate::observe::charges::{self, Answer};
 use crate::provider::Providers;
 
 /// Leases that are told one by one; of more only the sum.
@@ -41,35 +43,97 @@ pub(crate) fn total(ledger: &Ledger) -> Option<String> {
     Some(format!("{total} spent{since}{why}"))
 }
 
-/// Says what providers billed by their own word, beside the ledger: a bill comes late, and what it lacks is an estimate.
-pub(crate) async fn bills(state: &State, providers: &Providers, clock: &dyn Clock) -> Vec<String> {
-    let bills = charges::bills(state, providers, clock.now()).await;
-    let lines = bills.into_iter().map(|(provider, bill)| match bill {
-        Ok(bill) => told(&provider, &bill),
-        Err(cause) => format!(
-            "what provider `{provider}` billed cannot be told: {}; all of it is an estimate by prices and times",
-            cause.message
-        ),
-    });
-    lines.collect()
+/// What one provider billed by its own word, beside the ledger: a bill comes late, and what it lacks is an estimate.
+#[derive(Serialize)]
+pub(crate) struct Billed {
+    provider: Name,
+    #[serde(flatten)]
+    said: Said,
+    /// What these numbers lack.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lacks: Vec<String>,
 }
 
-fn told(provider: &Name, bill: &Bill) -> String {
-    let Some(to) = bill.to else {
-        return format!(
-            "provider `{provider}` has billed nothing of it yet; {} is an estimate by prices and times",
-            Spent::exactly(bill.estimated)
-        );
+/// What it said.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Said {
+    Bill {
+        machines: usize,
+        amount: MicroDollars,
+        /// Up to when; none where nothing is billed yet.
+        to: Option<Timestamp>,
+        /// Not billed yet, by prices and times.
+        estimated: MicroDollars,
+    },
+    Nothing {
+        cannot_tell: String,
+    },
+}
+
+/// Asks providers for what they billed.
+pub(crate) async fn bills(state: &State, providers: &Providers, clock: &dyn Clock) -> Vec<Billed> {
+    let bills = charges::bills(state, providers, clock.now()).await;
+    bills.into_iter().map(billed).collect()
+}
+
+fn billed((provider, answer): (Name, Answer)) -> Billed {
+    let nothing = |cannot_tell: String| Said::Nothing { cannot_tell };
+    let (said, lacks, beside) = match answer {
+        Answer::Told(bill) => {
+            let said = Said::Bill {
+                machines: bill.machines,
+                amount: bill.amount,
+                to: bill.to,
+                estimated: bill.estimated,
+            };
+            (said, bill.lacks, bill.beside)
+        }
+        Answer::Never { beside } => (nothing("it tells no bill".to_owned()), Vec::new(), beside),
+        Answer::Blind(cause) => (nothing(cause.message), Vec::new(), None),
     };
-    let machines = match bill.machines {
-        1 => "1 machine".to_owned(),
-        n => format!("{n} machines"),
-    };
-    format!(
-        "billed by provider `{provider}` itself: {} for {machines}, up to {to:.0}; estimated since: {}",
-        Spent::exactly(bill.amount),
-        Spent::exactly(bill.estimated)
-    )
+    let beside = beside.map(str::to_owned);
+    Billed {
+        provider,
+        said,
+        lacks: lacks.into_iter().chain(beside).collect(),
+    }
+}
+
+impl std::fmt::Display for Billed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let provider = &self.provider;
+        match &self.said {
+            Said::Nothing { cannot_tell } => write!(
+                f,
+                "what provider `{provider}` billed cannot be told: {cannot_tell}; all of it is an estimate by prices and times"
+            )?,
+            Said::Bill {
+                to: None,
+                estimated,
+                ..
+            } => write!(
+                f,
+                "provider `{provider}` has billed nothing of it yet; {} is an estimate by prices and times",
+                Spent::exactly(*estimated)
+            )?,
+            Said::Bill {
+                machines,
+                amount,
+                to: Some(to),
+                estimated,
+            } => {
+                let s = if *machines == 1 { "" } else { "s" };
+                write!(
+                    f,
+                    "billed by provider `{provider}` itself: {} for {machines} machine{s}, up to {to:.0}; estimated since: {}",
+                    Spent::exactly(*amount),
+                    Spent::exactly(*estimated)
+                )?;
+            }
+        }
+        self.lacks.iter().try_for_each(|lack| write!(f, "; {lack}"))
+    }
 }
 
 /// Says what each lease cost, when they are few, and the sum.

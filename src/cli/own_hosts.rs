@@ -113,7 +113,7 @@ pub(crate) fn host_keys(topology: &Topology) -> BTreeMap<String, String> {
     named.collect()
 }
 
-/// Hosts that machines of this provider are on, or that open tries were for.
+/// Hosts that machines of this provider are on, those included that were taken out of the state, or that open tries were for.
 fn recorded(sellers: &Sellers<'_>, name: &Name) -> BTreeMap<Place, MicroDollars> {
     let mut found = BTreeMap::new();
     let mut add = |text: &str, price| {
@@ -122,6 +122,11 @@ fn recorded(sellers: &Sellers<'_>, name: &Name) -> BTreeMap<Place, MicroDollars>
         }
     };
     let state = sellers.state;
+    for (machine, one) in &state.disowned {
+        if one.provider == *name && one.provider_kind == "ssh" {
+            add(machine.as_str(), one.price_per_hour);
+        }
+    }
     for (address, recorded) in state.existing() {
         for open in recorded.attempts.values() {
             let launch = &open.launch;

@@ -26,7 +26,7 @@ use crate::machine::Machines;
 use crate::machine::client::AgentClient;
 use crate::observe;
 use crate::pipeline::endpoint::RelayAccess;
-use crate::provider::Unseen;
+use crate::provider::{Machine, Unseen};
 use crate::store::{
     Acquired, AppendError, Begin, First, HEARTBEAT, Holder, Identity, Journal, Lock, Store, Writer,
     fresh_watcher,
@@ -356,67 +356,106 @@ pub(crate) async fn proven(
             .any(|held| held.machine == *id)
     };
     let (mut left, mut unseen) = look().await?;
-    for survivor in left
-        .iter()
-        .filter(|survivor| !recorded(&survivor.machine.id))
-    {
+    let late = left.iter().filter(|one| !recorded(&one.machine.id));
+    for survivor in late {
         console.line(&format!(
-            "machine {} came late; it is released",
-            survivor.machine.id
+            "{} came late; it is released",
+            named(&survivor.machine)
         ));
-        let provider = providers
-            .all()
-            .find(|provider| provider.kind() == survivor.kind);
-        if let Some(provider) = provider {
-            // The listing below tells whether it worked.
-            let _ = provider.release(&survivor.machine.id).await;
-        }
+        // The listing below tells whether it worked.
+        let _ = survivor.seller.release(&survivor.machine.id).await;
     }
     if !left.is_empty() {
         (left, unseen) = look().await?;
     }
     let given_up = given_up(&left, state, console);
     by_word_only(providers, console);
-    not_seen(&unseen, state, console);
+    let hidden = not_seen(&unseen, state, console);
+    let unasked = not_asked(state, providers, console);
     if left.is_empty() && state.is_empty() {
+        let verified = if unseen.is_empty() && !unasked {
+            "verified"
+        } else {
+            "as far as they can be seen,"
+        };
         console.say(&format!(
-            "{}: 0 left at providers, verified at {:.0}; 0 items on platforms we do not control",
+            "{}: 0 left at providers, {verified} at {:.0}; 0 items on platforms we do not control",
             place.name,
             clock.now()
         ));
-        return Ok(Exit::Done);
+        return Ok(if hidden { Exit::Remains } else { Exit::Done });
     }
     left.retain(|survivor| !recorded(&survivor.machine.id));
     for survivor in &left {
         console.line(&format!(
-            "left at a provider of kind `{}`: machine {}, {} per hour; `stageline destroy` tries again to end it",
-            survivor.kind, survivor.machine.id, survivor.machine.price_per_hour
+            "left at provider `{}` of kind `{}`: {}, {} per hour; `stageline destroy` tries again to end it",
+            survivor.provider,
+            survivor.kind,
+            named(&survivor.machine),
+            survivor.machine.price_per_hour
         ));
     }
     let recorded = what_stays(place, plan, state, console);
     let protected = protected(state, console);
     Ok(if recorded || !left.is_empty() {
         Exit::Doubt
-    } else if protected || given_up {
+    } else if protected || given_up || hidden {
         Exit::Remains
     } else {
         Exit::Done
     })
 }
 
-/// Says which parts of accounts could not be seen, where nothing recorded is in them.
-fn not_seen(unseen: &[(Name, Unseen)], state: &State, console: &Console) {
+/// A machine for people, or what is none.
+fn named(machine: &Machine) -> String {
+    match machine.leftover() {
+        Some(what) => format!("{} ({what})", machine.id),
+        None => format!("machine {}", machine.id),
+    }
+}
+
+/// Says which parts of accounts could not be seen. True when a machine that was taken out of the state may be in one.
+fn not_seen(unseen: &[(Name, Unseen)], state: &State, console: &Console) -> bool {
+    let mut hidden = false;
     for (name, part) in unseen {
-        let what = if observe::may_hold(state, part) {
-            "what is recorded there stays recorded"
+        let disowned = state.disowned.keys();
+        let there: Vec<&str> = disowned
+            .map(|machine| machine.as_str())
+            .filter(|machine| part.concerns(machine))
+            .collect();
+        hidden |= !there.is_empty();
+        let what = if !there.is_empty() {
+            let there = there.join(", ");
+            format!("what was taken out of the state may be there still: machine {there}")
+        } else if observe::may_hold(state, part) {
+            "what is recorded there stays recorded".to_owned()
         } else {
-            "nothing recorded is there"
+            "nothing recorded is there".to_owned()
         };
         console.line(&format!(
             "{} of provider `{name}` cannot be seen: {}; {what}",
             part.part, part.cause.message
         ));
     }
+    hidden
+}
+
+/// Says which machines that were taken out of the state are at providers that nothing recorded is at, so that nobody asked there.
+/// True when there are any.
+fn not_asked(state: &State, providers: &Providers, console: &Console) -> bool {
+    let unasked = |provider: &Name, kind: &str| providers.get(provider, kind).is_err();
+    let mut any = false;
+    for (machine, one) in &state.disowned {
+        if unasked(&one.provider, &one.provider_kind) {
+            any = true;
+            console.line(&format!(
+                "machine {machine} was taken out of the state at {:.0}, and provider `{}` was not asked for it: `stageline \
+                 orphans` tells whether it is there",
+                one.at, one.provider
+            ));
+        }
+    }
+    any
 }
 
 /// Says what it cost: by the ledger, and by the word of those who bill.
@@ -425,8 +464,8 @@ async fn costs(state: &State, providers: &Providers, clock: &SharedClock, consol
         &money::ledger(state, clock.as_ref(), |_| false, &[]),
         console,
     );
-    for line in money::bills(state, providers, clock.as_ref()).await {
-        console.say(&line);
+    for billed in money::bills(state, providers, clock.as_ref()).await {
+        console.say(&billed.to_string());
     }
 }
 

@@ -31,7 +31,7 @@ struct Report {
     spent: Ledger,
     /// What providers billed, by their own word.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    billed: Vec<String>,
+    billed: Vec<money::Billed>,
     healthy: bool,
     /// Where machines failed: no plan takes that for a week.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use stageline_core::id::{MachineId, Name};
 use stageline_core::resource::{Cause, LeaseReceipt, Receipt};
-use stageline_core::state::State;
+use stageline_core::state::{ENDED_MAX, State};
 use stageline_core::unit::{MicroDollars, Timestamp};
 
-use crate::provider::{Charged, Providers};
+use crate::provider::{Charged, Provider, Providers};
 
 /// A machine that is or was there.
 #[derive(Clone, Debug)]
@@ -31,14 +31,31 @@ pub struct Bill {
     pub to: Option<Timestamp>,
     /// Not billed yet, by prices and times.
     pub estimated: MicroDollars,
+    /// What may be missing in what was billed, for people.
+    pub lacks: Vec<String>,
+    /// What an estimate lacks, for people.
+    pub beside: Option<&'static str>,
 }
 
-/// Asks every provider that tells its charges and that this state has or had machines at.
-pub async fn bills(
-    state: &State,
-    providers: &Providers,
-    now: Timestamp,
-) -> Vec<(Name, Result<Bill, Cause>)> {
+/// The answer of one provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It told.
+    Told(Bill),
+    /// It has no call for that, and tells no dates either.
+    Never {
+        /// What an estimate lacks, for people.
+        beside: Option<&'static str>,
+    },
+    /// It was not to be had.
+    Blind(Cause),
+}
+
+/// Said of an estimate where the provider bills it.
+const TRAFFIC: &str = "traffic, which is billed too, is in no estimate";
+
+/// Asks every provider that this state has or had machines at, where anybody is billed for those.
+pub async fn bills(state: &State, providers: &Providers, now: Timestamp) -> Vec<(Name, Answer)> {
     let mut sellers: BTreeMap<(Name, String), BTreeMap<MachineId, Span>> = BTreeMap::new();
     for (receipt, to) in receipts(state) {
         let seller = (receipt.provider.clone(), receipt.provider_kind.clone());
@@ -50,20 +67,37 @@ pub async fn bills(
         let machines = sellers.entry(seller).or_default();
         machines.insert(receipt.machine.clone(), span);
     }
+    let forgets = (state.ended.len() >= ENDED_MAX)
+        .then(|| format!("of the machines that ended only the last {ENDED_MAX} are in it"));
+    let forgets = &forgets;
     let asked = sellers
         .into_iter()
         .map(|((name, kind), machines)| async move {
             let provider = providers.get(&name, &kind).ok()?;
             let since = machines.values().map(|span| span.from).min()?;
-            let bill = match provider.charges(since, now).await {
+            let beside = provider.traits().bills_traffic.then_some(TRAFFIC);
+            let answer = match provider.charges(since, now).await {
+                Ok(Some(charges)) => {
+                    let mut bill = sum(&machines, &charges.machines, now);
+                    bill.lacks.extend(charges.lacks);
+                    bill.lacks.extend(forgets.clone());
+                    bill.beside = beside;
+                    Answer::Told(bill)
+                }
+                Ok(None) if is_estimated(provider.as_ref()).await => Answer::Never { beside },
                 Ok(None) => return None,
-                Ok(Some(charged)) => Ok(sum(&machines, &charged, now)),
-                Err(blind) => Err(blind.cause),
+                Err(blind) => Answer::Blind(blind.cause),
             };
-            Some((name, bill))
+            Some((name, answer))
         });
     let told = futures::future::join_all(asked).await;
     told.into_iter().flatten().collect()
+}
+
+/// Whether what it bills is known by prices and by our own clocks alone.
+async fn is_estimated(provider: &dyn Provider) -> bool {
+    let billed = provider.bills() && !provider.traits().free;
+    billed && !matches!(provider.dated().await, Ok(Some(_)))
 }
 
 fn receipts(state: &State) -> impl Iterator<Item = (&LeaseReceipt, Option<Timestamp>)> {
@@ -89,13 +123,15 @@ fn sum(machines: &BTreeMap<MachineId, Span>, charged: &[Charged], now: Timestamp
         amount: MicroDollars::ZERO,
         to: None,
         estimated: MicroDollars::ZERO,
+        lacks: Vec::new(),
+        beside: None,
     };
     for (machine, span) in machines {
         let own = charged.iter().find(|one| one.machine == *machine);
         if let Some(own) = own {
             bill.machines += 1;
             bill.amount = bill.amount.saturating_add(own.amount);
-            bill.to = Some(bill.to.map_or(own.to, |to| to.min(own.to)));
+            bill.to = Some(bill.to.unwrap_or(now).min(own.to));
         }
         let billed_to = own.map_or(span.from, |own| own.to);
         let open = span.to.unwrap_or(now).duration_since(billed_to);
@@ -149,5 +185,6 @@ mod tests {
         let ahead = [charged("runs", 70_000, 500)];
         let bill = sum(&BTreeMap::from([(id("runs"), span(None))]), &ahead, at(100));
         assert_eq!(bill.estimated, MicroDollars::ZERO);
+        assert_eq!(bill.to, Some(at(100)), "nobody bills what is to come");
     }
 }

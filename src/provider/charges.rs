@@ -3,6 +3,15 @@
 use stageline_core::id::MachineId;
 use stageline_core::unit::{MicroDollars, Timestamp};
 
+/// A bill, as far as it was told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Charges {
+    /// Each machine once.
+    pub machines: Vec<Charged>,
+    /// What may be missing in it, for people.
+    pub lacks: Option<String>,
+}
+
 /// What one machine has cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charged {
@@ -14,15 +23,16 @@ pub struct Charged {
     pub to: Timestamp,
 }
 
-impl Charged {
+impl Charges {
     /// One more row about a machine.
-    pub(super) fn add(all: &mut Vec<Self>, row: Self) {
-        match all.iter_mut().find(|one| one.machine == row.machine) {
+    pub(super) fn add(&mut self, row: Charged) {
+        let mut machines = self.machines.iter_mut();
+        match machines.find(|one| one.machine == row.machine) {
             Some(one) => {
                 one.amount = one.amount.saturating_add(row.amount);
                 one.to = one.to.max(row.to);
             }
-            None => all.push(row),
+            None => self.machines.push(row),
         }
     }
 }

@@ -133,7 +133,7 @@ impl CommandProvider {
             restarts_empty: false,
             self_destroy: false,
             offers_are_one: false,
-            takes_bids: false,
+            bills_traffic: false,
             free: settings.programs.price.is_none()
                 && !settings.offers.is_empty()
                 && settings.offers.values().all(Claims::are_free),

@@ -107,7 +107,7 @@ impl LocalProvider {
             restarts_empty: false,
             self_destroy: false,
             offers_are_one: false,
-            takes_bids: false,
+            bills_traffic: false,
             free: settings.price_per_hour == MicroDollars::ZERO,
             agent: None,
             sees_account: true,

@@ -40,9 +40,10 @@ use super::doors::Doors;
 use super::http::{
     Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, Recent, Shared, text,
 };
+use super::leftover::Kept;
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, Charged, CreateRequest, Machine, PhaseLimit, Provider,
+    AGENT_PHASE, Blind, Bring, Brought, Charges, CreateRequest, Machine, PhaseLimit, Provider,
     REFUSED_AFTER, Released, SSH_PHASE, Traits,
 };
 use crate::ssh::{Login, OwnKey};
@@ -84,7 +85,7 @@ pub struct Runpod {
     doors: Doors,
     /// The pools of types of GPUs, as far as the catalogue has told them: a pod does not say its own.
     pools: Mutex<BTreeMap<String, String>>,
-    credentials: Shared<Arc<Vec<registry::Credential>>>,
+    credentials: Shared<Arc<Vec<Kept>>>,
     pulls: pulls::Pulls,
 }
 
@@ -238,14 +239,20 @@ impl Runpod {
         let path = wire::path("/v2/catalog/cpus", &choice.flavor);
         let mut call = Call::get(path, REQUESTS);
         call.query.extend(cpu_stock(choice.vcpus));
-        let row = match self.api.read(call).await {
-            Ok(answer) => answer.body,
-            Err(fault) if fault.status == Some(404) => return Ok(None),
-            Err(fault) => return Err(self.blind(fault)),
+        let Some(row) = self.row(call).await? else {
+            return Ok(None);
         };
         let quotes = cpu::of_size(&self.settings.name, &row, choice.vcpus, disk);
-        let mut quotes = quotes.into_iter();
-        Ok(quotes.find(|quote| quote.id == *id && quote.supply != Supply::Many(0)))
+        Ok(in_stock(quotes, id))
+    }
+
+    /// A row of the catalogue; none when it has no such row any more.
+    async fn row(&self, call: Call) -> Result<Option<Value>, Blind> {
+        match self.api.read(call).await {
+            Ok(answer) => Ok(Some(answer.body)),
+            Err(fault) if fault.status == Some(404) => Ok(None),
+            Err(fault) => Err(self.blind(fault)),
+        }
     }
 
     /// A pod without a UDP port is reached by a relay; a simulator's is reached without.
@@ -277,7 +284,7 @@ fn traits(api: &Api) -> Traits {
         restarts_empty: true,
         self_destroy: true,
         offers_are_one: false,
-        takes_bids: false,
+        bills_traffic: false,
         free: false,
         agent: Some(AgentWay::Image),
         sees_account: true,
@@ -302,6 +309,12 @@ fn cpu_stock(vcpus: u32) -> [(&'static str, String); 3] {
         ("product", "POD".to_owned()),
         ("vcpuCount", vcpus.to_string()),
     ]
+}
+
+/// The quote of this name, if it can be had.
+fn in_stock(quotes: Vec<Quote>, id: &QuoteId) -> Option<Quote> {
+    let mut quotes = quotes.into_iter();
+    quotes.find(|quote| quote.id == *id && quote.supply != Supply::Many(0))
 }
 
 fn gigabytes(disk: Bytes) -> u64 {
@@ -361,16 +374,12 @@ impl Provider for Runpod {
         if !asks.cuda.is_empty() {
             call.query.push(("cudaVersions", asks.cuda.join(",")));
         }
-        let row = match self.api.read(call).await {
-            Ok(answer) => answer.body,
-            Err(fault) if fault.status == Some(404) => return Ok(None),
-            Err(fault) => return Err(self.blind(fault)),
+        let Some(row) = self.row(call).await? else {
+            return Ok(None);
         };
         self.note_pools(std::slice::from_ref(&row));
         let quotes = offer::quotes(&self.settings.name, &row, asks, gigabytes(disk));
-        Ok(quotes
-            .into_iter()
-            .find(|quote| quote.id == *id && quote.supply != Supply::Many(0)))
+        Ok(in_stock(quotes, id))
     }
 
     async fn account(&self) -> Result<Option<Account>, Blind> {
@@ -388,7 +397,9 @@ impl Provider for Runpod {
         let account = self.account.now(&self.settings);
         let account = account.map_err(|fault| fault.cause);
         let ready = match request.agent {
-            Some(AgentSource::Ssh) => self.doors.ready(&request.quote, boot::libc(&request)),
+            Some(AgentSource::Ssh) => self
+                .doors
+                .ready(&request.quote, request.libc(boot::PLAIN_LIBC)),
             None | Some(AgentSource::Image | AgentSource::Fetch { .. }) => Ok(()),
         };
         let body = self.reachable().and(ready).and(account);
@@ -434,8 +445,8 @@ impl Provider for Runpod {
         Ok(all.into_iter().chain(left).collect())
     }
 
-    async fn charges(&self, since: Timestamp, _: Timestamp) -> Result<Option<Vec<Charged>>, Blind> {
-        let charged = self.charged(since).await;
+    async fn charges(&self, since: Timestamp, now: Timestamp) -> Result<Option<Charges>, Blind> {
+        let charged = self.charged(since, now).await;
         charged.map_err(|fault| self.blind(fault))
     }
 

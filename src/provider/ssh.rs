@@ -103,7 +103,7 @@ impl SshProvider {
             restarts_empty: false,
             self_destroy: false,
             offers_are_one: false,
-            takes_bids: false,
+            bills_traffic: false,
             free: settings
                 .hosts
                 .iter()

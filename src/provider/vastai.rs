@@ -35,7 +35,7 @@ use super::http::{
 };
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, Charged, CreateRequest, Machine, PhaseLimit, Provider,
+    AGENT_PHASE, Blind, Bring, Brought, Charges, CreateRequest, Machine, PhaseLimit, Provider,
     REFUSED_AFTER, Released, SSH_PHASE, Traits,
 };
 use crate::ssh::{Login, OwnKey};
@@ -106,7 +106,7 @@ impl Vastai {
             restarts_empty: false,
             self_destroy: true,
             offers_are_one: true,
-            takes_bids: true,
+            bills_traffic: true,
             free: false,
             agent: Some(AgentWay::Image),
             sees_account: true,
@@ -369,7 +369,9 @@ impl Provider for Vastai {
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
         let api = self.settings.url.as_deref().unwrap_or(URL);
         if request.agent == Some(AgentSource::Ssh)
-            && let Err(cause) = self.doors.ready(&request.quote, boot::libc(&request))
+            && let Err(cause) = self
+                .doors
+                .ready(&request.quote, request.libc(boot::PLAIN_LIBC))
         {
             return Outcome::Refused(cause);
         }
@@ -403,11 +405,7 @@ impl Provider for Vastai {
         all.map_err(|fault| self.blind(fault))
     }
 
-    async fn charges(
-        &self,
-        since: Timestamp,
-        now: Timestamp,
-    ) -> Result<Option<Vec<Charged>>, Blind> {
+    async fn charges(&self, since: Timestamp, now: Timestamp) -> Result<Option<Charges>, Blind> {
         let charged = self.charged(since, now).await;
         charged.map(Some).map_err(|fault| self.blind(fault))
     }

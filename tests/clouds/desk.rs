@@ -301,6 +301,15 @@ impl Ran {
         self
     }
 
+    /// What a command with `--json` printed.
+    #[track_caller]
+    pub(crate) fn document(&self) -> serde_json::Value {
+        let start = self.text.find('{').expect("a document");
+        let mut documents = serde_json::Deserializer::from_str(&self.text[start..])
+            .into_iter::<serde_json::Value>();
+        documents.next().expect("JSON").expect("JSON")
+    }
+
     #[track_caller]
     pub(crate) fn says(&self, words: &str) -> &Self {
         assert!(self.text.contains(words), "no `{words}` in {}", self.text);

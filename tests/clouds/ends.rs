@@ -80,6 +80,57 @@ fn a_machine_ends_itself_by_its_age_too() {
     }
 }
 
+/// Two accounts at one provider, each by a table of its own.
+const TWO: &str = r#"
+version = 1
+name = "demo"
+[limits]
+max_price_per_hour = 1.00
+[provider.first]
+kind = "vastai"
+url = "URL"
+[provider.second]
+kind = "vastai"
+url = "URL"
+api_key = { file = "second" }
+[offer.a]
+provider = "first"
+where = "gpu=rtx_4090|rtx_3090, vram>=24"
+image = "stageline/agent:1"
+[offer.b]
+provider = "second"
+where = "gpu=rtx_4090|rtx_3090, vram>=24"
+image = "stageline/agent:1"
+[lease.a]
+offers = ["a"]
+disk = 40
+[lease.b]
+offers = ["b"]
+count = 2
+disk = 40
+"#;
+
+#[test]
+fn what_came_late_is_released_on_the_account_that_lists_it() {
+    let desk = Desk::of(Kind::Vastai, vec![], SPEED, 1);
+    desk.write(&TWO.replace("URL", &desk.cloud.url()));
+    desk.secret("second", "rehearsal-key-of-somebody-else");
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(3);
+    desk.run("release lease.b[1] --auto-approve").exits(0);
+    desk.agrees(2);
+    // As a create that took effect long after it was given up.
+    for machine in desk.cloud.world.lock().machines.values_mut() {
+        machine.gone_from = None;
+    }
+    assert_eq!(desk.there().len(), 3);
+    desk.run("destroy --auto-approve")
+        .exits(0)
+        .says("came late; it is released")
+        .says("0 left at providers, verified at");
+    assert!(desk.there().is_empty());
+}
+
 /// The machine was rented with twenty minutes, and nobody else would end it.
 #[test]
 fn limits_that_are_changed_in_the_file_reach_a_machine_that_ends_itself() {

@@ -1,10 +1,10 @@
 //! Private images: without a login a machine's boot fails and says why, with one it comes up; and the password is in the requests to the
 //! provider and nowhere else.
 
-use stageline::sim::Kind;
 use stageline::sim::registry::{PASSWORD_HEAD, USER};
+use stageline::sim::{Fault, Kind};
 
-use super::desk::{Desk, Ran, finish};
+use super::desk::{Desk, Ran, SPEED, finish};
 
 /// Without signs that a command line would take for its own: `vastai` takes no others.
 fn password() -> String {
@@ -16,7 +16,11 @@ const PRIVATE: &str = "image = \"registry.example/private/agent:1\"\nattempts = 
 
 /// A desk whose image is private, and what lets it in.
 fn desk(kind: Kind) -> (Desk, String) {
-    let desk = Desk::new(kind, vec![]);
+    desk_with(kind, vec![], 2)
+}
+
+fn desk_with(kind: Kind, faults: Vec<Fault>, count: u32) -> (Desk, String) {
+    let desk = Desk::of(kind, faults, SPEED, count);
     desk.edit(IMAGE, PRIVATE);
     let login = format!(
         "{PRIVATE}\nregistry = {{ server = \"registry.example\", username = \"{USER}\", password = {{ file = \"token\" }} }}"
@@ -127,6 +131,64 @@ fn a_private_image_of_runpod_is_pulled_by_a_credential_that_is_removed_after_its
         Vec::<String>::new(),
         "removed with the last"
     );
+    nothing_was_too_many(&desk);
+}
+
+/// A login is no machine: it is in no account of what there was.
+fn nothing_was_too_many(desk: &Desk) {
+    let ran = desk.run("state history");
+    ran.exits(0);
+    assert!(!ran.text.contains("one too many"), "{}", ran.text);
+}
+
+#[test]
+fn a_create_in_doubt_is_not_resolved_by_the_login_of_its_pod() {
+    let lost = Fault {
+        times: Some(1),
+        ..Fault::of("create-500-after-commit")
+    };
+    let late = Fault {
+        seconds: Some(1800),
+        ..Fault::of("list-lag")
+    };
+    let (desk, login) = desk_with(Kind::Runpod, vec![lost, late], 1);
+    desk.edit(PRIVATE, &login);
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    assert_eq!(credentials(&desk).len(), 1, "its pod has its login");
+    nothing_was_too_many(&desk);
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+    assert_eq!(credentials(&desk), Vec::<String>::new());
+    nothing_was_too_many(&desk);
+}
+
+#[test]
+fn the_login_of_a_pod_that_never_came_is_removed_and_counted_for_nothing() {
+    let lost = Fault {
+        times: Some(1),
+        ..Fault::of("create-500-no-commit")
+    };
+    let (desk, login) = desk_with(Kind::Runpod, vec![lost], 1);
+    desk.edit(PRIVATE, &login.replace("attempts = 1", "attempts = 2"));
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    assert_eq!(credentials(&desk).len(), 1, "of the try that made a pod");
+    nothing_was_too_many(&desk);
+}
+
+#[test]
+fn the_login_of_a_pod_that_was_given_up_goes_with_it() {
+    let dies = Fault {
+        times: Some(1),
+        ..Fault::of("boot-dies")
+    };
+    let (desk, login) = desk_with(Kind::Runpod, vec![dies], 1);
+    desk.edit(PRIVATE, &login.replace("attempts = 1", "attempts = 2"));
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    assert_eq!(credentials(&desk).len(), 1, "of the pod that is there");
+    nothing_was_too_many(&desk);
 }
 
 #[test]

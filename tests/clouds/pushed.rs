@@ -257,6 +257,27 @@ fn whatever_kills_it_between_a_key_and_its_machine_no_key_is_left() {
 }
 
 #[test]
+fn a_create_in_doubt_is_not_resolved_by_the_key_of_its_machine() {
+    let lost = Fault {
+        times: Some(1),
+        ..Fault::of("create-500-after-commit")
+    };
+    let late = Fault {
+        seconds: Some(1800),
+        ..Fault::of("list-lag")
+    };
+    let desk = desk(vec![lost, late], 1);
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    assert_eq!(keys(&desk).len(), 1, "its machine is there");
+    let ran = desk.run("state history");
+    ran.exits(0);
+    assert!(!ran.text.contains("one too many"), "{}", ran.text);
+    desk.run("destroy --auto-approve").exits(0);
+    is_clean(&desk);
+}
+
+#[test]
 fn a_kill_while_a_key_is_removed_leaves_it_to_the_next_command() {
     let desk = desk(vec![], 1);
     desk.run("apply --auto-approve").exits(0);

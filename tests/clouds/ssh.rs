@@ -585,6 +585,38 @@ fn one_host_that_is_away_hides_no_other_one() {
 }
 
 #[test]
+fn what_was_taken_out_of_the_state_may_be_on_a_host_that_is_away() {
+    let (Some(first), Some(second)) = (Host::new(), Host::new()) else {
+        return;
+    };
+    let desk = Desk::new(&[&first, &second]);
+    desk.apply();
+    let away = lease_on(&desk, &first);
+    desk.run(&format!("state rm {away} --auto-approve"))
+        .exits(0);
+    first.close();
+    let ran = desk.run("destroy --auto-approve");
+    ran.exits(8)
+        .says("0 left at providers, as far as they can be seen, at")
+        .says("what was taken out of the state may be there still: machine ");
+    assert!(!ran.text.contains("verified"), "{}", ran.text);
+    second.is_clean();
+    assert!(first.taken_by().is_some());
+    first.open();
+    let (_, machine) = ran
+        .text
+        .split_once("there still: machine ")
+        .expect("its id");
+    let machine = machine.split_ascii_whitespace().next().expect("its id");
+    desk.run(&format!("orphans --release {machine} --auto-approve"))
+        .exits(0);
+    first.is_clean();
+    desk.run("destroy --auto-approve")
+        .exits(0)
+        .says("0 left at providers, verified at");
+}
+
+#[test]
 fn a_host_that_was_never_taken_may_be_away_for_good() {
     let (Some(first), Some(second)) = (Host::new(), Host::new()) else {
         return;

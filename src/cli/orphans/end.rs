@@ -61,7 +61,9 @@ pub(super) async fn all(
         let records = ended.iter().filter_map(|orphan| {
             let address = Address::Lease(orphan.lease.clone()?);
             let at = clock.now();
-            let ours = matches!(orphan.whose, Whose::Own | Whose::GivenUp);
+            // What is no machine was never billed.
+            let ours = matches!(orphan.whose, Whose::Own | Whose::GivenUp)
+                && orphan.machine.leftover().is_none();
             let told = orphan.machine.told().filter(|_| ours);
             let dated = told.map(|told| told.record(address.clone(), at));
             let released = ours.then(|| Record::ExtraReleased {
@@ -100,12 +102,8 @@ async fn each(
             ));
             continue;
         };
-        let done = end(
-            orphan.seller.as_ref(),
-            &orphan.machine,
-            scene.clock.as_ref(),
-        )
-        .await;
+        let seller = (&orphan.provider, orphan.seller.as_ref());
+        let done = end(seller, &orphan.machine, scene.clock.as_ref()).await;
         match done {
             Ok(()) => {
                 console.line(&format!(
@@ -128,13 +126,16 @@ async fn each(
 }
 
 /// Ends exactly this machine: one that carries another name by now is not it.
-async fn end(provider: &dyn Provider, machine: &Machine, clock: &dyn Clock) -> Result<(), String> {
+async fn end(
+    (name, provider): (&Name, &dyn Provider),
+    machine: &Machine,
+    clock: &dyn Clock,
+) -> Result<(), String> {
     let start = clock.boottime();
     loop {
-        let name = provider.kind().parse().expect("a kind is a name");
         let listed = provider.view().await;
         let listed =
-            listed.and_then(|view| view.but(&name, |part| part.concerns(machine.id.as_str())));
+            listed.and_then(|view| view.but(name, |part| part.concerns(machine.id.as_str())));
         let trouble = match listed {
             Err(blind) => blind.to_string(),
             Ok(machines) => match machines.into_iter().find(|one| one.id == machine.id) {

@@ -5,7 +5,6 @@
 //! is listed as a machine that is over and costs nothing, so that whatever sees to machines sees to it: doubts, releases, orphans. It
 //! refuses to touch a key that is not named so.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,14 +19,12 @@ use super::{ANY, Lambda, Seen, advised};
 use crate::ambient::crash_point;
 use crate::provider::doors::without_ssh;
 use crate::provider::http::{Call, Fault};
-use crate::provider::{CreateRequest, Machine, Released, leftover};
+use crate::provider::leftover::{Kept, SSH_KEY};
+use crate::provider::{CreateRequest, Machine, Released};
 use crate::ssh::OwnKey;
 
 /// Where the API has them.
 const PATH: &str = "/api/v1/ssh-keys";
-
-/// What the id of one begins with, among machines.
-const HEAD: &str = leftover::SSH_KEY;
 
 /// How old the account's keys may be for a listing: one that somebody registers meanwhile is a try whose outcome is open, and that is
 /// watched for longer.
@@ -120,25 +117,17 @@ impl Lambda {
         Err(Fault { cause, ..fault }.outcome())
     }
 
-    /// How a launch ended of which nothing came: its key goes, too. While that is not done it is not over.
+    /// How a launch ended of which nothing came: its key goes, too.
     pub(super) async fn withdrawn(
         &self,
         key: Option<&RequestKey>,
         cause: Cause,
     ) -> Outcome<Machine> {
-        let Some(key) = key else {
-            return Outcome::Refused(cause);
+        let removed = match key {
+            Some(key) => self.remove_named(key.as_str()).await,
+            None => Ok(()),
         };
-        match self.remove_named(key.as_str()).await {
-            Ok(()) => Outcome::Refused(cause),
-            Err(left) => Outcome::InDoubt(Cause {
-                message: format!(
-                    "{}; and the SSH key {key} that was registered for it could not be removed: {}",
-                    cause.message, left.message
-                ),
-                ..cause
-            }),
-        }
+        SSH_KEY.withdrawn(cause, removed)
     }
 
     /// Removes the key of a machine, where it has one.
@@ -178,37 +167,35 @@ impl Lambda {
         }
     }
 
-    /// The keys of ours whose machines are not among these.
-    pub(super) async fn left_over(&self, all: &[Seen]) -> Result<Vec<Machine>, Fault> {
-        let there: BTreeSet<&RequestKey> = all
-            .iter()
-            .filter(|seen| !seen.over)
-            .filter_map(|seen| seen.machine.request_key.as_ref())
-            .collect();
+    /// The keys of the account that are named as ours.
+    async fn kept(&self) -> Result<Vec<Kept>, Fault> {
         let keys = self.account_keys(AGE).await?;
-        let left = keys.iter().filter_map(|key| {
-            let of: RequestKey = key.name.parse().ok()?;
-            let alone = !there.contains(&of) && !key.id.is_empty();
-            alone.then(|| shown(key, of)).flatten()
-        });
-        Ok(left.collect())
+        let ours = |key: &AccountKey| {
+            let of = key.name.parse().ok()?;
+            let id = key.id.clone();
+            (!id.is_empty()).then_some(Kept { id, of })
+        };
+        Ok(keys.iter().filter_map(ours).collect())
+    }
+
+    /// Those whose machines are not among these.
+    pub(super) async fn left_over(&self, all: &[Seen]) -> Result<Vec<Machine>, Fault> {
+        let there = all.iter().filter(|seen| !seen.over);
+        let there = there.filter_map(|seen| seen.machine.request_key.as_ref());
+        Ok(SSH_KEY.alone(&self.kept().await?, there))
     }
 
     /// One of them, by its id among machines; none when it is gone, or no key's.
     pub(super) async fn left(&self, id: &MachineId) -> Result<Option<Machine>, Fault> {
-        let Some(id) = key_of(id) else {
+        if SSH_KEY.id_of(id).is_none() {
             return Ok(None);
-        };
-        let keys = self.account_keys(AGE).await?;
-        let mut keys = keys.iter().filter(|key| key.id == id);
-        Ok(keys
-            .next()
-            .and_then(|key| shown(key, key.name.parse().ok()?)))
+        }
+        Ok(SSH_KEY.find(&self.kept().await?, id))
     }
 
     /// Removes one of them; none is no key of ours.
     pub(super) async fn release_key(&self, id: &MachineId) -> Option<Result<Released, Cause>> {
-        let own = key_of(id)?;
+        let own = SSH_KEY.id_of(id)?;
         // Also one that is named as ours no more is none of ours.
         match self.left(id).await {
             Ok(Some(_)) => Some(self.remove(own).await),
@@ -216,14 +203,4 @@ impl Lambda {
             Err(fault) => Some(Err(fault.cause)),
         }
     }
-}
-
-fn key_of(id: &MachineId) -> Option<&str> {
-    id.as_str().strip_prefix(HEAD)
-}
-
-/// A key as a machine that is over.
-fn shown(key: &AccountKey, of: RequestKey) -> Option<Machine> {
-    let why = "it is no machine, but the SSH key that was registered for one that is not there";
-    leftover::shown(HEAD, &key.id, of, why)
 }

@@ -59,7 +59,7 @@ pub(super) fn traits(api: &Api) -> Traits {
         restarts_empty: false,
         self_destroy: false,
         offers_are_one: false,
-        takes_bids: false,
+        bills_traffic: false,
         free: false,
         agent: Some(AgentWay::Ssh),
         sees_account: true,

@@ -22,6 +22,9 @@ use crate::ssh::OwnKey;
 /// What the provider runs when no image is asked for: one of its own, which most hosts have already.
 const PLAIN_IMAGE: &str = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404";
 
+/// Its C library.
+pub(super) const PLAIN_LIBC: &str = "glibc 2.39";
+
 /// Says to people who look at the pod which request made it, also when its name was changed.
 const MARK: &str = "STAGELINE_REQUEST_KEY";
 
@@ -43,15 +46,6 @@ pub(super) fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
         url: format!("{}/v2/pods/{{id}}", base.trim_end_matches('/')),
         id: "RUNPOD_POD_ID".to_owned(),
         key: "RUNPOD_API_KEY".to_owned(),
-    }
-}
-
-/// The C library of the image, at least: of the plain one, which is Ubuntu 24.04; empty for any other.
-pub(super) fn libc(request: &CreateRequest) -> &'static str {
-    if request.image.is_none() {
-        "glibc 2.39"
-    } else {
-        ""
     }
 }
 

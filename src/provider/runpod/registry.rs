@@ -5,7 +5,6 @@
 //! listed as a machine that is over and costs nothing, so that whatever sees to machines sees to it: doubts, releases, orphans. It
 //! refuses to touch one that is not named so. The provider does not remove one that a pod uses.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,8 @@ use stageline_core::resource::{Cause, Outcome};
 use super::{REQUESTS, Runpod, wire};
 use crate::ambient::crash_point;
 use crate::provider::http::{Call, Fault};
-use crate::provider::{CreateRequest, Machine, Released, leftover};
+use crate::provider::leftover::{CREDENTIAL, Kept};
+use crate::provider::{CreateRequest, Machine, Released};
 
 /// Where the API has them.
 const PATH: &str = "/v2/registries";
@@ -27,19 +27,12 @@ const PATH: &str = "/v2/registries";
 /// watched for longer.
 const AGE: Duration = Duration::from_secs(20);
 
-/// One of the account.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Credential {
-    id: String,
-    of: RequestKey,
-}
-
 /// Those of ours in an answer.
-fn ours(body: &Value) -> Result<Vec<Credential>, Fault> {
+fn ours(body: &Value) -> Result<Vec<Kept>, Fault> {
     let rows = wire::rows(body, "registries")?;
     let one = |row: &Value| {
         let text = |field: &str| row.get(field).and_then(Value::as_str);
-        Some(Credential {
+        Some(Kept {
             id: text("id").filter(|id| !id.is_empty())?.to_owned(),
             of: text("name")?.parse().ok()?,
         })
@@ -49,7 +42,7 @@ fn ours(body: &Value) -> Result<Vec<Credential>, Fault> {
 
 impl Runpod {
     /// The credentials of the account that are named as ours. A key that may not see them has made none.
-    async fn credentials(&self, age: Duration) -> Result<Arc<Vec<Credential>>, Fault> {
+    async fn credentials(&self, age: Duration) -> Result<Arc<Vec<Kept>>, Fault> {
         let fetch = async || match self.api.read(Call::get(PATH, REQUESTS)).await {
             Ok(answer) => Ok(Arc::new(ours(&answer.body)?)),
             Err(fault) if fault.status == Some(403) => Ok(Arc::default()),
@@ -104,42 +97,27 @@ impl Runpod {
         Err(Fault { cause, ..fault }.outcome())
     }
 
-    /// How a create ended of which nothing came: its credential goes, too. While that is not done it is not over.
+    /// How a create ended of which nothing came: its credential goes, too.
     pub(super) async fn withdrawn(&self, id: Option<&String>, cause: Cause) -> Outcome<Machine> {
-        let Some(id) = id else {
-            return Outcome::Refused(cause);
+        let removed = match id {
+            Some(id) => self.remove(id).await.map(|_| ()),
+            None => Ok(()),
         };
-        match self.remove(id).await {
-            Ok(_) => Outcome::Refused(cause),
-            Err(left) => Outcome::InDoubt(Cause {
-                message: format!(
-                    "{}; and the login {id} that was kept in the account for it could not be removed: {}",
-                    cause.message, left.message
-                ),
-                ..cause
-            }),
-        }
+        CREDENTIAL.withdrawn(cause, removed)
     }
 
     /// Those of ours whose pods are not among these.
     pub(super) async fn left_over(&self, pods: &[Machine]) -> Result<Vec<Machine>, Fault> {
-        let there: BTreeSet<&RequestKey> = pods
-            .iter()
-            .filter_map(|pod| pod.request_key.as_ref())
-            .collect();
-        let all = self.credentials(AGE).await?;
-        let left = all.iter().filter(|one| !there.contains(&one.of));
-        Ok(left.filter_map(shown).collect())
+        let there = pods.iter().filter_map(|pod| pod.request_key.as_ref());
+        Ok(CREDENTIAL.alone(&self.credentials(AGE).await?, there))
     }
 
     /// One of them, by its id among machines; none when it is gone, or no credential's.
     pub(super) async fn left(&self, id: &MachineId) -> Result<Option<Machine>, Fault> {
-        let Some(id) = credential_of(id) else {
+        if CREDENTIAL.id_of(id).is_none() {
             return Ok(None);
-        };
-        let all = self.credentials(AGE).await?;
-        let mut all = all.iter().filter(|one| one.id == id);
-        Ok(all.next().and_then(shown))
+        }
+        Ok(CREDENTIAL.find(&self.credentials(AGE).await?, id))
     }
 
     /// Removes one of them; none is no credential.
@@ -147,8 +125,7 @@ impl Runpod {
         &self,
         id: &MachineId,
     ) -> Option<Result<Released, Cause>> {
-        let own = credential_of(id)?;
-        Some(self.remove(own).await)
+        Some(self.remove(CREDENTIAL.id_of(id)?).await)
     }
 
     /// It is read again: one that is not named as ours is never touched.
@@ -179,16 +156,6 @@ impl Runpod {
             Err(fault) => Err(fault.cause),
         }
     }
-}
-
-fn credential_of(id: &MachineId) -> Option<&str> {
-    id.as_str().strip_prefix(leftover::CREDENTIAL)
-}
-
-/// One as a machine that is over.
-fn shown(one: &Credential) -> Option<Machine> {
-    let why = "it is no machine, but the login for the image of one that is not there";
-    leftover::shown(leftover::CREDENTIAL, &one.id, one.of.clone(), why)
 }
 
 /// The body of a create, with the credential that its image is pulled with.

@@ -66,7 +66,7 @@ impl AccountSpec {
                 restarts_empty: false,
                 self_destroy: false,
                 offers_are_one: false,
-                takes_bids: false,
+                bills_traffic: false,
                 free: false,
                 agent: None,
                 sees_account: true,

@@ -22,6 +22,9 @@ pub(super) const PORT: u16 = 41641;
 /// What the provider runs when no image is asked for.
 const PLAIN_IMAGE: &str = "vastai/base-image:@vastai-automatic-tag";
 
+/// Its C library, at least: it is Ubuntu 22.04 or later.
+pub(super) const PLAIN_LIBC: &str = "glibc 2.35";
+
 /// The provider takes 4048 characters.
 const ONSTART_MAX: usize = 4000;
 
@@ -39,15 +42,6 @@ pub(super) fn own_end(limits: LeaseLimits, api: &str) -> OwnEnd {
 
 /// Says in the instance's own record that its agent is pushed.
 pub(super) const PUSHED: (&str, &str) = ("STAGELINE_AGENT", "ssh");
-
-/// The C library of the image, at least: of the plain one, which is Ubuntu 22.04 or later; empty for any other.
-pub(super) fn libc(request: &CreateRequest) -> &'static str {
-    if request.image.is_none() {
-        "glibc 2.35"
-    } else {
-        ""
-    }
-}
 
 /// The body of the create.
 pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Value, Cause> {

@@ -1,53 +1,77 @@
-//! What vast.ai has charged for instances: rows of its own bill, page by page.
+//! What vast.ai has charged for instances: rows of its own bill, page by page, the latest first.
 
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use stageline_core::unit::{MicroDollars, Timestamp};
+use tokio::time::{Instant, timeout_at};
 
 use super::{Vastai, wire};
-use crate::provider::Charged;
 use crate::provider::http::{Call, Endpoint, Fault, money, number};
+use crate::provider::{Charged, Charges};
 
 const CHARGES: Endpoint = Endpoint::each("charges", Duration::from_secs(1));
 
-/// Rows of one page, and pages at most.
-const PAGE: usize = 100;
-const PAGES_MAX: usize = 50;
+/// Rows of one page: the most that there are.
+const PAGE: usize = 500;
+
+/// Longest that the pages may take together: whoever waits for a status does not wait for the books of years.
+const PAGES_WITHIN: Duration = Duration::from_secs(10);
 
 /// Days are the provider's: some are taken beside what is asked for.
 const DAY: i64 = 86_400;
 
+/// And a year ahead, since the clock of a simulator runs ahead of ours. Nothing is billed before it is used.
+const AHEAD: i64 = 366 * DAY;
+
 impl Vastai {
     /// What was charged for each instance since then.
-    pub(super) async fn charged(
-        &self,
-        since: Timestamp,
-        now: Timestamp,
-    ) -> Result<Vec<Charged>, Fault> {
-        let days = json!({ "gte": since.as_second() - DAY, "lte": now.as_second() + 366 * DAY });
+    pub(super) async fn charged(&self, since: Timestamp, now: Timestamp) -> Result<Charges, Fault> {
+        let days = json!({ "gte": since.as_second() - DAY, "lte": now.as_second() + AHEAD });
         let filters = json!({ "day": days, "type": { "in": ["instance"] } }).to_string();
-        let (mut all, mut token) = (Vec::new(), None::<String>);
-        for _ in 0..PAGES_MAX {
+        pages(|token| {
             let mut call = Call::get("/api/v0/charges/", CHARGES);
             call.query = vec![
                 ("select_filters", filters.clone()),
                 ("limit", PAGE.to_string()),
             ];
             call.query.extend(token.map(|token| ("after_token", token)));
-            let answer = self.api.read(call).await?;
-            for row in rows(&answer.body)? {
-                if let Some(charged) = charge(row) {
-                    Charged::add(&mut all, charged);
-                }
-            }
-            token = wire::text(&answer.body, "next_token");
-            if token.is_none() {
-                return Ok(all);
-            }
-        }
-        Err(Fault::shape("the charges have no end"))
+            Box::pin(async { Ok(self.api.read(call).await?.body) })
+        })
+        .await
     }
+}
+
+/// All rows, or those that come in time.
+async fn pages<'a>(
+    mut read: impl FnMut(Option<String>) -> BoxFuture<'a, Result<Value, Fault>>,
+) -> Result<Charges, Fault> {
+    let until = Instant::now() + PAGES_WITHIN;
+    let (mut all, mut token, mut read_one) = (Charges::default(), None, false);
+    loop {
+        let Ok(body) = timeout_at(until, read(token)).await else {
+            break;
+        };
+        let body = body?;
+        for row in rows(&body)?.iter().filter_map(charge) {
+            all.add(row);
+        }
+        read_one = true;
+        token = wire::text(&body, "next_token");
+        if token.is_none() {
+            return Ok(all);
+        }
+    }
+    let within = PAGES_WITHIN.as_secs();
+    if !read_one {
+        let why = format!("its bill did not come within {within} s");
+        return Err(Fault::shape(&why));
+    }
+    all.lacks = Some(format!(
+        "it is longer than what could be read in {within} s, and older charges are missing in it"
+    ));
+    Ok(all)
 }
 
 fn rows(body: &Value) -> Result<&Vec<Value>, Fault> {
@@ -81,10 +105,11 @@ mod tests {
         let row = |source: &str, amount: f64, end: f64| {
             charge(&json!({ "source": source, "amount": amount, "end": end }))
         };
-        let mut all = Vec::new();
+        let mut all = Charges::default();
         for (amount, end) in [(0.25, 1000.0), (0.5, 3000.0), (0.125, 2000.0)] {
-            Charged::add(&mut all, row("instance-8", amount, end).expect("a row"));
+            all.add(row("instance-8", amount, end).expect("a row"));
         }
+        let all = all.machines;
         assert_eq!(all.len(), 1);
         assert_eq!(all[0].amount, MicroDollars(875_000));
         assert_eq!(all[0].to.as_second(), 3000);
@@ -94,5 +119,29 @@ mod tests {
             None
         );
         assert!(rows(&json!({ "success": false })).is_err());
+    }
+
+    /// A bill that has another page always, and takes its time for each.
+    async fn endless(each: Duration) -> Result<Charges, Fault> {
+        pages(|_| {
+            Box::pin(async move {
+                tokio::time::sleep(each).await;
+                let row = json!({ "source": "instance-8", "amount": 0.5, "end": 1000 });
+                Ok(json!({ "results": [row], "next_token": "more" }))
+            })
+        })
+        .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bill_without_an_end_is_read_for_a_while_and_said_to_be_cut() {
+        let began = Instant::now();
+        let cut = endless(Duration::from_secs(3)).await.expect("some of it");
+        assert_eq!(began.elapsed(), PAGES_WITHIN);
+        assert_eq!(cut.machines[0].amount, MicroDollars(1_500_000));
+        let lacks = cut.lacks.expect("it is told");
+        assert!(lacks.contains("older charges are missing"), "{lacks}");
+        let none = endless(Duration::from_secs(11)).await;
+        assert!(none.is_err(), "nothing is not a bill");
     }
 }

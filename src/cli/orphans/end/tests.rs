@@ -31,7 +31,7 @@ async fn ended(
         .expect("seen")
         .expect("there");
     change(&world, &machine);
-    let done = end(&provider, &shown, &clock).await;
+    let done = end((&name, &provider), &shown, &clock).await;
     (done, world.alive().len())
 }
 
