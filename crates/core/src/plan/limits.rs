@@ -87,10 +87,8 @@ fn way(choice: &Choice, spec: &LeaseSpec, input: &Draft<'_>) -> Option<AgentWay>
     let terms = terms.find(|terms| terms.offer == choice.offer)?;
     let market = input.markets.get(&terms.provider)?;
     let way = AgentWay::of(terms.agent.as_ref(), market.agent)?;
-    Some(match way {
-        AgentWay::Ssh if market.restarts_empty => AgentWay::SshOnce,
-        way => way,
-    })
+    let once = way == AgentWay::Ssh && market.restarts_empty;
+    Some(if once { AgentWay::SshOnce } else { way })
 }
 
 /// Who ends a lease that costs money. A machine knows limits of its own, and not what all of them spend.

@@ -116,7 +116,7 @@ impl Unmounted {
             return Vec::new();
         };
         let faults = faults.iter().map(|(code, message, hint)| {
-            Diagnostic::error(*code, format!("lease.{table}: {message}")).hint(hint)
+            Diagnostic::error(code, format!("lease.{table}: {message}")).hint(hint)
         });
         faults.collect()
     }
