@@ -158,7 +158,14 @@ async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<List
         .machines
         .into_iter()
         .map(|machine| (machine.id.clone(), machine));
-    let machines: BTreeMap<MachineId, Machine> = by_id.collect();
+    let mut machines: BTreeMap<MachineId, Machine> = by_id.collect();
+    for id in held {
+        if !machines.contains_key(*id) {
+            let missed = provider.missed(id).await;
+            let missed = missed.map_err(|blind| blind.cause)?;
+            machines.extend(missed.map(|machine| ((*id).clone(), machine)));
+        }
+    }
     let account = if held.iter().all(|id| machines.contains_key(*id)) {
         Ok(None)
     } else {

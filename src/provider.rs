@@ -450,6 +450,15 @@ pub trait Provider: Send + Sync {
     /// [`Blind`] when the answer cannot be trusted.
     async fn describe(&self, id: &MachineId) -> Result<Option<Machine>, Blind>;
 
+    /// A recorded machine that a listing lacks, asked for by its id alone where the API tells so of one that a whole listing may have
+    /// lost; none when it is not there either.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn missed(&self, _: &MachineId) -> Result<Option<Machine>, Blind> {
+        Ok(None)
+    }
+
     /// Ends a machine. May be repeated freely.
     ///
     /// # Errors

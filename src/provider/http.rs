@@ -25,7 +25,7 @@ pub use client::{Answer, Api, Call, ITS_OWN_MIN, Told};
 pub use fault::{Fault, only};
 pub use gate::Endpoint;
 pub use listing::{Shared, whole};
-pub use place::{Base, clear};
+pub use place::{Base, clear, path};
 pub use recent::Recent;
 pub use start::{NOT_FETCHED, fetch_functions, start_script};
 pub use tolerant::{flag, money, number, text};

@@ -12,6 +12,7 @@ mod limits;
 mod offer;
 mod push;
 mod ready;
+mod single;
 mod wire;
 
 #[cfg(test)]
@@ -111,6 +112,8 @@ pub struct Lambda {
     account: KeyAccount,
     released: Recent,
     ended: Mutex<BTreeSet<MachineId>>,
+    /// What was told of instances that a listing lacked.
+    alone: Mutex<BTreeMap<MachineId, single::Told>>,
 }
 
 /// What it is made from.
@@ -147,6 +150,7 @@ impl Lambda {
             account: KeyAccount::default(),
             released: Recent::default(),
             ended: Mutex::default(),
+            alone: Mutex::default(),
         }
     }
 
@@ -173,22 +177,22 @@ impl Lambda {
         let fetch = async || {
             let instances = self.instances().await?;
             self.whose(&instances)?;
-            let relay = self.settings.relay.as_deref();
-            let seen = |instance: &Value| {
-                Some(Seen {
-                    machine: wire::machine(instance, relay)?,
-                    ip: wire::ip(instance),
-                    ssh_key: wire::ssh_key(instance),
-                    over: wire::is(instance, "terminated"),
-                    taken_back: wire::is(instance, "preempted"),
-                })
-            };
-            let all: Option<Vec<Seen>> = instances.iter().map(seen).collect();
+            let all: Option<Vec<Seen>> = instances.iter().map(|one| self.seen(one)).collect();
             let all = all.ok_or_else(|| Fault::shape("an instance has no `id`"))?;
             self.note(&all);
             Ok(all)
         };
         self.listing.get(self.api.scaled(age), fetch).await
+    }
+
+    fn seen(&self, instance: &Value) -> Option<Seen> {
+        Some(Seen {
+            machine: wire::machine(instance, self.settings.relay.as_deref())?,
+            ip: wire::ip(instance),
+            ssh_key: wire::ssh_key(instance),
+            over: wire::is(instance, "terminated"),
+            taken_back: wire::is(instance, "preempted"),
+        })
     }
 
     /// What is needed of machines later, when no listing may be had.
@@ -355,6 +359,7 @@ impl Lambda {
     }
 
     fn end(&self, id: &MachineId) {
+        self.alone.lock().expect("no holder panics").remove(id);
         let mut ended = self.ended.lock().expect("no holder panics");
         ended.insert(id.clone());
     }
@@ -500,11 +505,21 @@ impl Provider for Lambda {
         let all = self.all(LOOK_AGE).await;
         let all = all.map_err(|fault| self.blind(fault))?;
         let found = all.into_iter().find(|seen| seen.machine.id == *id);
-        let found = found.filter(|seen| !((seen.over || seen.taken_back) && self.is_ended(id)));
-        match found {
-            Some(seen) => Ok(Some(seen.machine)),
-            None => self.left(id).await.map_err(|fault| self.blind(fault)),
+        if found.is_none() {
+            return self.missed(id).await;
         }
+        let found = found.filter(|seen| !((seen.over || seen.taken_back) && self.is_ended(id)));
+        Ok(found.map(|seen| seen.machine))
+    }
+
+    async fn missed(&self, id: &MachineId) -> Result<Option<Machine>, Blind> {
+        let found = if keys::is_key(id) {
+            self.left(id).await
+        } else {
+            let alone = self.alone(id).await;
+            alone.map(|seen| seen.map(|seen| seen.machine))
+        };
+        found.map_err(|fault| self.blind(fault))
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {

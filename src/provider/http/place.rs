@@ -82,3 +82,16 @@ pub fn clear(text: &str, max: usize) -> String {
     let text: String = printable.take(max).collect();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
+
+/// A path with an id in it, whatever the id has in it.
+pub fn path(parent: &str, id: &str) -> String {
+    let mut path = format!("{parent}/");
+    for byte in id.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {
+            path.push(char::from(byte));
+        } else {
+            path.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    path
+}

@@ -204,3 +204,8 @@ impl Lambda {
         }
     }
 }
+
+/// Whether the id of a machine is a key's in truth.
+pub(super) fn is_key(id: &MachineId) -> bool {
+    SSH_KEY.id_of(id).is_some()
+}

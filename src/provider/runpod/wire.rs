@@ -13,6 +13,7 @@ use stageline_core::unit::MicroDollars;
 
 use super::boot::PUSHED;
 use super::offer;
+pub(super) use crate::provider::http::path;
 use crate::provider::http::{Answer, Fault, Told, clear, money, number, text};
 use crate::provider::{Machine, MachineStatus, Phase};
 
@@ -124,19 +125,6 @@ pub(super) fn refused(fault: Fault) -> Cause {
         ),
         (_, _) => cause,
     }
-}
-
-/// A path with an id in it, whatever the id has in it.
-pub(super) fn path(parent: &str, id: &str) -> String {
-    let mut path = format!("{parent}/");
-    for byte in id.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {
-            path.push(char::from(byte));
-        } else {
-            path.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    path
 }
 
 /// The id of a pod.
