@@ -1,6 +1,6 @@
 //! One call, and reads and releases that are sent again.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -107,8 +107,13 @@ pub struct Api {
     key: Result<Arc<SecretString>, Cause>,
     account: String,
     dialect: Dialect,
-    client: std::sync::OnceLock<Result<reqwest::Client, Cause>>,
+    client: OnceLock<Kept>,
+    /// Keeps no connection: one that was kept may be dead, and what is sent once cannot be sent again.
+    fresh: OnceLock<Kept>,
 }
+
+/// A client, or why there is none.
+type Kept = Result<reqwest::Client, Cause>;
 
 impl std::fmt::Debug for Api {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -130,7 +135,8 @@ impl Api {
             key: settings.key.clone(),
             account,
             dialect,
-            client: std::sync::OnceLock::new(),
+            client: OnceLock::new(),
+            fresh: OnceLock::new(),
         }
     }
 
@@ -205,17 +211,21 @@ impl Api {
     /// [`Fault`] with the effect that it may have had.
     pub async fn once(&self, call: Call) -> Result<Answer, Fault> {
         let gate = self.gate(&call.endpoint);
-        self.one(&call, &gate).await
+        let client = self.fresh.get_or_init(|| client(self.base()?, 0));
+        self.one(client, &call, &gate).await
     }
 
     async fn repeat(&self, call: Call, policy: &Policy) -> Result<Answer, Fault> {
         let gate = self.gate(&call.endpoint);
         let pace = |span| self.scaled(span);
-        again(&gate, policy, pace, || self.one(&call, &gate)).await
+        again(&gate, policy, pace, || {
+            self.one(self.keeping(), &call, &gate)
+        })
+        .await
     }
 
-    async fn one(&self, call: &Call, gate: &Gate) -> Result<Answer, Fault> {
-        let request = self.request(call).map_err(Fault::before)?;
+    async fn one(&self, client: &Kept, call: &Call, gate: &Gate) -> Result<Answer, Fault> {
+        let request = self.request_by(client, call).map_err(Fault::before)?;
         let answer = self.exchange(request, call, gate);
         match tokio::time::timeout(call.timeout, answer).await {
             Ok(answer) => self.judged(call, gate, answer?),
@@ -262,8 +272,7 @@ impl Api {
                 "the answer names an address that is not fetched".to_owned(),
             ));
         };
-        let client = self.client.get_or_init(|| client(base)).as_ref();
-        let client = client.map_err(Clone::clone)?;
+        let client = self.keeping().as_ref().map_err(Clone::clone)?;
         let fetch = async {
             let response = client
                 .get(parsed)
@@ -289,7 +298,16 @@ impl Api {
         }
     }
 
+    /// The client that keeps its connections.
+    fn keeping(&self) -> &Kept {
+        self.client.get_or_init(|| client(self.base()?, usize::MAX))
+    }
+
     pub(super) fn request(&self, call: &Call) -> Result<reqwest::RequestBuilder, Cause> {
+        self.request_by(self.keeping(), call)
+    }
+
+    fn request_by(&self, client: &Kept, call: &Call) -> Result<reqwest::RequestBuilder, Cause> {
         let base = self.base()?;
         let key = self.key.as_ref().map_err(Clone::clone)?;
         let config = |message: String| Cause::new(FailureClass::Config, message);
@@ -304,8 +322,7 @@ impl Api {
                 )
             })?;
         bearer.set_sensitive(true);
-        let client = self.client.get_or_init(|| client(base)).as_ref();
-        let client = client.map_err(Clone::clone)?;
+        let client = client.as_ref().map_err(Clone::clone)?;
         let mut url = reqwest::Url::parse(&format!("{}{}", base.url, call.path))
             .map_err(|error| config(format!("no URL can be made: {error}")))?;
         if !call.query.is_empty() {
@@ -503,7 +520,8 @@ fn hinted(cause: Cause, name: &stageline_core::id::Name) -> Cause {
     cause.hint(hint)
 }
 
-fn client(base: &Base) -> Result<reqwest::Client, Cause> {
+/// A client that keeps so many connections for what comes next.
+fn client(base: &Base, idle_max: usize) -> Result<reqwest::Client, Cause> {
     // Another part of the process may have installed it already: the same one.
     rustls::crypto::ring::default_provider()
         .install_default()
@@ -513,6 +531,7 @@ fn client(base: &Base) -> Result<reqwest::Client, Cause> {
         .connect_timeout(CONNECT_MAX)
         // A connection that the server closed meanwhile would look like a lost create.
         .pool_idle_timeout(Duration::from_secs(10))
+        .pool_max_idle_per_host(idle_max)
         .user_agent(concat!("stageline/", env!("CARGO_PKG_VERSION")));
     if base.loopback {
         builder = builder.no_proxy();
