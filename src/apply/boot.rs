@@ -112,7 +112,10 @@ impl<'a> Run<'a> {
             };
             self.started(act, None).await?;
             let start = self.effects.clock.boottime();
-            let failure = match self.wait(act, lease, spec, &held, start).await? {
+            let waited = self.wait(act, lease, spec, &held, start).await?;
+            // What it costs may have been another thing than what was quoted.
+            let held = self.held(lease, act.step.generation).unwrap_or(held);
+            let failure = match waited {
                 Ok(ready) => return self.is_ready(act, lease, held, ready, start).await,
                 Err(failure) => failure,
             };
@@ -413,6 +416,7 @@ impl<'a> Run<'a> {
         held: &LeaseReceipt,
         machine: &Machine,
     ) -> Result<Glance, Stop> {
+        self.note_cost(lease, held, machine).await?;
         if let Some(glance) = by_record(lease, spec, held, machine) {
             return Ok(glance);
         }

@@ -10,11 +10,12 @@ use stageline_core::id::{Address, Attempt, Generation, LeaseId};
 use stageline_core::journal::Record;
 use stageline_core::resource::LeaseReceipt;
 use stageline_core::state::Billed;
+use stageline_core::unit::MicroDollars;
 
 use super::doubt::blind;
 use super::release::{patience, survives};
 use super::step::{Run, Stop};
-use crate::provider::Machine;
+use crate::provider::{Machine, MachineStatus};
 
 /// First and longest pause between two looks.
 const POLL: Duration = Duration::from_millis(500);
@@ -58,6 +59,36 @@ impl Run<'_> {
             });
         });
         machines
+    }
+
+    /// Writes down what a machine is seen to cost while nobody else looks at it, where that is not what it was quoted at: in the end
+    /// it is billed.
+    pub(super) async fn note_cost(
+        &self,
+        lease: &LeaseId,
+        held: &LeaseReceipt,
+        machine: &Machine,
+    ) -> Result<(), Stop> {
+        let price = machine.price_per_hour;
+        let address = Address::Lease(lease.clone());
+        let bills = match &machine.status {
+            MachineStatus::Pending(_) | MachineStatus::Running => price > MicroDollars::ZERO,
+            MachineStatus::Ending | MachineStatus::Dead(_) | MachineStatus::Interrupted(_) => false,
+        };
+        let recorded = self.state(|state| state.lease(lease).map(|held| held.price_per_hour));
+        if !bills || recorded.is_none_or(|recorded| recorded == price) {
+            return Ok(());
+        }
+        let (generation, _) = held.request_key.try_of();
+        let record = Record::Seen {
+            address,
+            generation,
+            attempt: None,
+            price_per_hour: Some(price),
+            at: self.effects.clock.now(),
+        };
+        self.journal.append(vec![record]).await?;
+        Ok(())
     }
 
     fn leaving(

@@ -198,7 +198,8 @@ impl<'a> Run<'a> {
             .max(self.unlisted_leaving(lease, provider))
     }
 
-    /// What is seen to before a machine is ended. One that was taken away costs less since some time: that is on record before it is ended, and is not listed any more.
+    /// What is seen to before a machine is ended. One that was taken away costs less since some time, and the price of one that runs may have
+    /// moved: that is on record before it is ended, and is not listed any more.
     async fn note_standing(
         &self,
         act: Act<'a>,
@@ -207,13 +208,14 @@ impl<'a> Run<'a> {
         held: &LeaseReceipt,
     ) -> Result<(), Stop> {
         self.lets_in(provider, lease, (&held.machine, &held.request_key));
-        if held.quote.bid().is_none() {
-            return Ok(());
-        }
+        let bills = |machine: &Machine| {
+            matches!(
+                machine.status,
+                MachineStatus::Interrupted(_) | MachineStatus::Running
+            )
+        };
         match provider.describe(&held.machine).await {
-            Ok(Some(machine)) if matches!(machine.status, MachineStatus::Interrupted(_)) => {
-                self.note_price(act, lease, &machine).await
-            }
+            Ok(Some(machine)) if bills(&machine) => self.note_price(act, lease, &machine).await,
             // It is ended in any case.
             Ok(_) | Err(_) => Ok(()),
         }
