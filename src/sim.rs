@@ -18,6 +18,7 @@ mod door;
 mod door;
 pub mod fault;
 mod lambda;
+mod line;
 mod machine;
 pub mod registry;
 mod runpod;
@@ -186,9 +187,13 @@ pub async fn start(options: Options) -> std::io::Result<Running> {
         }
     };
     let router = serve::router(Arc::clone(&world), wire);
+    let lines = line::Lines {
+        listener,
+        world: Arc::clone(&world),
+    };
     let stopped = stop.clone();
     tokio::spawn(async move {
-        let served = axum::serve(listener, router);
+        let served = axum::serve(lines, router);
         tokio::select! {
             _ = served => {}
             () = stopped.cancelled() => {}

@@ -19,6 +19,8 @@ pub struct Meter {
     pub disk_month: MicroDollars,
     running_ms: u64,
     there_ms: u64,
+    /// What it ran at other prices, in micro-dollars an hour times milliseconds, and for how long.
+    before: (u128, u64),
 }
 
 impl Meter {
@@ -33,7 +35,20 @@ impl Meter {
             disk_month,
             running_ms: 0,
             there_ms: 0,
+            before: (0, 0),
         }
+    }
+
+    /// An hour of running costs this from here on.
+    pub(super) fn turn(&mut self, running_per_hour: MicroDollars) {
+        self.before = (self.running(), self.running_ms);
+        self.running_per_hour = running_per_hour;
+    }
+
+    fn running(&self) -> u128 {
+        let (sum, until) = self.before;
+        let since = self.running_ms.saturating_sub(until);
+        sum + u128::from(self.running_per_hour.0) * u128::from(since)
     }
 
     /// For how long it ran, and was there, in all.
@@ -44,7 +59,7 @@ impl Meter {
 
     /// The sum so far.
     pub fn total(&self) -> MicroDollars {
-        let running = u128::from(self.running_per_hour.0) * u128::from(self.running_ms) * MONTH;
+        let running = self.running() * MONTH;
         let disk =
             u128::from(self.disk_month.0) * u128::from(self.disk_gib) * u128::from(self.there_ms);
         let sum = (running + disk + HOUR * MONTH / 2) / (HOUR * MONTH);
@@ -70,5 +85,10 @@ mod tests {
         // An hour of 0.40, and 1.5 hours of 40 GiB at 0.15 a month.
         assert_eq!(meter.total(), MicroDollars(412_500));
         assert_eq!(meter.per_hour(), MicroDollars(408_334));
+        // Half an hour more at the double price.
+        meter.turn(MicroDollars(800_000));
+        meter.set(5_400_000, 5_400_000);
+        assert_eq!(meter.total(), MicroDollars(812_500));
+        assert_eq!(meter.per_hour(), MicroDollars(808_334));
     }
 }

@@ -1,6 +1,6 @@
 //! The simulator's clock: real time, multiplied, and moved on by whoever asks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use stageline_core::unit::Timestamp;
@@ -13,6 +13,7 @@ pub struct SimClock {
     wall: Timestamp,
     speed: u32,
     moved: AtomicU64,
+    off: AtomicI64,
 }
 
 impl SimClock {
@@ -22,6 +23,7 @@ impl SimClock {
             wall: SystemClock.now(),
             speed: speed.max(1),
             moved: AtomicU64::new(0),
+            off: AtomicI64::new(0),
         }
     }
 
@@ -42,13 +44,18 @@ impl SimClock {
         self.moved.fetch_add(millis, Ordering::Relaxed);
     }
 
+    /// What it tells as the time is off by so many milliseconds from now on; how fast it runs is not.
+    pub fn set_off(&self, millis: i64) {
+        self.off.store(millis, Ordering::Relaxed);
+    }
+
     /// Seconds of the epoch, as providers tell times.
     #[expect(
         clippy::cast_precision_loss,
         reason = "milliseconds of this century fit"
     )]
     pub fn epoch(&self, at: u64) -> f64 {
-        let began = self.wall.as_millisecond();
+        let began = self.wall.as_millisecond() + self.off.load(Ordering::Relaxed);
         began as f64 / 1000.0 + at as f64 / 1000.0
     }
 }

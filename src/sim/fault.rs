@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use stageline_core::diagnostic::suggestion;
 
 use super::Kind;
+use super::serve::DATE_IN;
 
 /// Every knob, and what it does.
 pub const KNOBS: &[(&str, &str)] = &[
@@ -51,7 +52,10 @@ pub const KNOBS: &[(&str, &str)] = &[
         "the machine is another one than the offer said",
     ),
     ("rate-429-plain", "too many requests, in plain text"),
-    ("rate-429-after", "the same with Retry-After: `text`"),
+    (
+        "rate-429-after",
+        "the same with Retry-After: `text`; \"date\" is a date by the server's own clock, `seconds` on",
+    ),
     (
         "create-429",
         "others use the account: a create is too many, with Retry-After: `text`, if there is one",
@@ -84,7 +88,7 @@ pub const KNOBS: &[(&str, &str)] = &[
     ),
     (
         "boot-wrong-gpu",
-        "the agent finds another GPU than was sold; with text \"fewer\", fewer",
+        "the agent finds another GPU than was sold; with text \"fewer\", fewer, with \"mixed\", one of them, with \"driver\", an old driver",
     ),
     (
         "ip-missing",
@@ -114,6 +118,10 @@ pub const KNOBS: &[(&str, &str)] = &[
     (
         "price-rises",
         "between search and create prices rise by `factor`",
+    ),
+    (
+        "price-later",
+        "a running machine costs `factor` as much after `seconds`",
     ),
     ("quota", "the account may have no more machines"),
     ("money", "the account has no credit"),
@@ -146,12 +154,35 @@ pub const KNOBS: &[(&str, &str)] = &[
         "host-offline",
         "a running machine's host is away for `seconds`",
     ),
-    ("clock", "the server's date is off by `seconds`"),
+    (
+        "vanish",
+        "a running machine is gone after `seconds`, without a trace, and bills no more",
+    ),
+    (
+        "meddle",
+        "with text \"create\", somebody else takes the same offer right before a create; with \"destroy\", ends a running machine after `seconds`",
+    ),
+    (
+        "names",
+        "beside a machine another one is made that looks like it; text is foreign (more before the name), case, cut, or same (the very name)",
+    ),
+    (
+        "key-limit",
+        "an SSH key is taken and called a duplicate; with text \"team\", it is refused, with \"replaced\", somebody overwrites it at once",
+    ),
+    (
+        "clock",
+        "the server's dates are ahead by `seconds`; with text \"behind\", behind",
+    ),
     ("slow", "an answer takes `seconds` of real time"),
     ("trickle", "an answer comes byte by byte"),
     (
+        "keep-alive-death",
+        "a connection that was answered once is cut by the next request",
+    ),
+    (
         "schema-drift",
-        "numbers are strings, fields are null, missing or new",
+        "numbers are strings, fields are null, missing or new; with text \"status\", states are words that nobody knows",
     ),
     ("server-error", "any request is answered 500"),
 ];
@@ -228,6 +259,15 @@ impl Fault {
 
     pub(super) fn millis(&self, otherwise: u64) -> u64 {
         self.seconds.unwrap_or(otherwise).saturating_mul(1000)
+    }
+
+    /// The pause that is asked for, in the words of a header.
+    pub(super) fn pause(&self, otherwise: &str) -> String {
+        match self.text.as_deref() {
+            Some("date") => format!("{DATE_IN}{}", self.seconds.unwrap_or(7)),
+            Some(text) => text.to_owned(),
+            None => otherwise.to_owned(),
+        }
     }
 
     pub(super) fn says(&self, text: &str) -> bool {
@@ -313,10 +353,24 @@ impl Faults {
 
     /// Whether a fault happens now; asking counts.
     pub fn fires(&self, knob: &str) -> Option<Fault> {
+        self.asked(|fault| fault.knob == knob)
+    }
+
+    /// The same for one variant of a knob that shows at several places; the others do not count.
+    pub fn fires_as(&self, knob: &str, text: &str) -> Option<Fault> {
+        self.asked(|fault| fault.knob == knob && fault.says(text))
+    }
+
+    /// The same for all other variants of it.
+    pub fn fires_but(&self, knob: &str, text: &str) -> Option<Fault> {
+        self.asked(|fault| fault.knob == knob && !fault.says(text))
+    }
+
+    fn asked(&self, is: impl Fn(&Fault) -> bool) -> Option<Fault> {
         let mut state = self.state.lock().expect("no holder panics");
         let roll = roll(&mut state.dice);
         for (fault, seen, fired) in &mut state.table {
-            if fault.knob != knob {
+            if !is(fault) {
                 continue;
             }
             *seen += 1;

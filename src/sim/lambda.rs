@@ -25,6 +25,7 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
     ),
     ("bid-stays", "there are no bids"),
     ("rate-429-daily", "no request is counted by the day"),
+    ("no-own-key", "no machine there is handed a key of its own"),
     (
         "offer-breaks-filter",
         "its list of types takes no filter that it could break",
@@ -148,7 +149,7 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
     }
     let reply = no(429, "global/quota-exceeded", "Too many requests.");
     Some(match asked {
-        Some(fault) => reply.header("retry-after", fault.text.unwrap_or_else(|| "7".to_owned())),
+        Some(fault) => reply.header("retry-after", fault.pause("7")),
         None => reply,
     })
 }

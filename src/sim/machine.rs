@@ -12,6 +12,9 @@ use super::bill::Meter;
 use super::boot::Agent;
 use super::volume::Attached;
 
+/// Marks, in what a record has more, a machine that was forgotten at once.
+pub(super) const FORGOTTEN: &str = "forgotten";
+
 /// What can be rented.
 #[derive(Clone, Debug, Default)]
 pub struct Offer {
@@ -119,6 +122,12 @@ pub struct Machine {
     pub listed_from: u64,
     /// The same by id.
     pub found_from: u64,
+    /// It costs this, without its disk, from then on.
+    pub later: Option<(u64, MicroDollars)>,
+    /// Somebody else ends it then; without a trace, or as whoever ends one.
+    pub meddled: Option<(u64, bool)>,
+    /// It is none of ours, whatever it is called.
+    pub foreign: bool,
     /// It is stopped from then on.
     pub stopped_from: Option<u64>,
     /// Its host is away from then until then.
@@ -172,6 +181,23 @@ impl Machine {
         }
     }
 
+    /// What others do to it.
+    pub(super) fn befall(&mut self, now: u64) {
+        let due = |(at, _): &(u64, bool)| *at <= now;
+        let Some((at, without_a_trace)) = self.meddled.take_if(|meddled| due(meddled)) else {
+            return;
+        };
+        if self.gone_from.is_some() {
+            return;
+        }
+        if without_a_trace {
+            self.gone_from = Some(at);
+            self.more[FORGOTTEN] = Value::Bool(true);
+        } else {
+            self.gone_from = Some(at + self.ends_within);
+        }
+    }
+
     /// Whether it is there and costs money.
     pub fn is_there(&self, now: u64) -> bool {
         self.gone_from.is_none_or(|from| now < from)
@@ -180,6 +206,15 @@ impl Machine {
     /// Counts its bill up to now: the machine while it runs, its disk as long as it is there, nothing while its host is away;
     /// or all of it from its create until it is ended or taken back.
     pub(super) fn count(&mut self, now: u64) {
+        let due = |(at, _): &(u64, MicroDollars)| *at <= now;
+        if let Some((at, price)) = self.later.take_if(|later| due(later)) {
+            self.count_to(at);
+            self.meter.turn(price);
+        }
+        self.count_to(now);
+    }
+
+    fn count_to(&mut self, now: u64) {
         let until = self.gone_from.map_or(now, |from| from.min(now));
         let away = self.away.unwrap_or((0, 0));
         let there = overlap((self.created, until), (0, u64::MAX))

@@ -48,6 +48,14 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
         "terminate-partial",
         "a release is answered without a body, so no id can be missing",
     ),
+    (
+        "terminate-forget",
+        "a pod that is ended is always gone at once",
+    ),
+    (
+        "key-limit",
+        "no key is registered for a pod: it goes into its environment",
+    ),
 ];
 
 /// So many requests may come in a minute.
@@ -196,8 +204,8 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
         return None;
     }
     let (_, reset) = world.left(account, EVERYTHING, 1_000, IN_A_MINUTE);
-    let wish = asked.and_then(|fault| fault.text);
-    let wish = wish.unwrap_or_else(|| reset.max(1).to_string());
+    let reset = reset.max(1).to_string();
+    let wish = asked.map_or_else(|| reset.clone(), |fault| fault.pause(&reset));
     Some(no(429, "rate limit exceeded for the minute window").header("Retry-After", wish))
 }
 

@@ -125,6 +125,11 @@ async fn answer(
     if let Some(fault) = world.faults.fires("slow") {
         tokio::time::sleep(Duration::from_secs(fault.seconds.unwrap_or(29))).await;
     }
+    let off = world.faults.fires("clock").map_or(0, |fault| {
+        let off = i64::try_from(fault.millis(7200)).unwrap_or(0);
+        if fault.says("behind") { -off } else { off }
+    });
+    world.clock.set_off(off);
     let mut reply = if world.faults.fires("server-error").is_some() {
         world.kind.oops()
     } else {
@@ -133,21 +138,28 @@ async fn answer(
     if world.faults.fires("trickle").is_some() {
         reply.way = Way::Trickle;
     }
-    if let Some(fault) = world.faults.fires("clock") {
-        let off = jiff::SignedDuration::from_millis(i64::try_from(fault.millis(7200)).unwrap_or(0));
-        let at = jiff::Timestamp::from_millisecond(epoch_ms(world)).unwrap_or_default() + off;
-        let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&at);
-        reply.headers.extend(date.ok().map(|date| ("date", date)));
+    let date = |after: f64| date(world.clock.epoch(world.clock.now()) + after);
+    for (name, value) in &mut reply.headers {
+        if let ("retry-after" | "Retry-After", Some(after)) = (*name, value.strip_prefix(DATE_IN)) {
+            *value = date(after.parse().unwrap_or(7.0));
+        }
     }
+    reply.headers.push(("date", date(0.0)));
     send(reply).await
 }
 
+/// What is asked for by this and a number is a date, so many seconds on by the server's own clock.
+pub(super) const DATE_IN: &str = "date in ";
+
+/// Seconds of the epoch as a header has them.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "milliseconds of this century fit"
+    reason = "seconds of this century fit"
 )]
-fn epoch_ms(world: &World) -> i64 {
-    (world.clock.epoch(world.clock.now()) * 1000.0) as i64
+fn date(epoch: f64) -> String {
+    let at = jiff::Timestamp::from_second(epoch as i64).unwrap_or_default();
+    let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&at);
+    date.unwrap_or_default()
 }
 
 fn request(method: Method, uri: &Uri, headers: &HeaderMap, body: &Bytes) -> Request {

@@ -22,6 +22,10 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
         "terminate-partial",
         "a release there names no machines in its answer",
     ),
+    (
+        "terminate-forget",
+        "an instance that is ended is always gone at once",
+    ),
 ];
 
 /// Least milliseconds between two requests, and how many may come at once.
@@ -118,7 +122,7 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
         return Some(busy(fault));
     }
     if let Some(fault) = fires("rate-429-after") {
-        let wish = fault.text.unwrap_or_else(|| "7".to_owned());
+        let wish = fault.pause("7");
         let reply = no(429, "rate_limit_exceeded", too_many);
         return Some(reply.header("retry-after", wish));
     }
@@ -163,6 +167,10 @@ fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
         ("PUT", ["v0", "volumes"]) => volumes::create(world, account, &request.body),
         ("DELETE", ["v0", "volumes"]) => volumes::remove(world, account, &request.body),
         ("GET", ["v0", "ssh"]) => yes(&json!([])),
+        ("POST", ["v0", "ssh"]) if world.faults.fires_as("key-limit", "team").is_some() => {
+            let words = "Team accounts may not have SSH keys.";
+            no(400, "team_ssh_keys_not_supported", words)
+        }
         _ => no(404, "not_found", "there is no such endpoint here"),
     }
 }

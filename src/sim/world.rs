@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use stageline_core::offer::Facts;
 use stageline_core::unit::{Bytes, MicroDollars};
 
@@ -65,6 +65,8 @@ pub struct Wish {
     pub access: Option<Access>,
     /// What it has of what outlives it.
     pub mounts: Vec<Attached>,
+    /// Somebody else makes it.
+    pub foreign: bool,
     /// What only this provider's record of it has.
     pub more: Value,
 }
@@ -178,6 +180,25 @@ impl World {
 
     /// Makes a machine. Returns its number.
     pub fn make(&self, offer: Offer, wish: Wish) -> u64 {
+        let like = self.faults.fires("names").filter(|_| !wish.foreign);
+        let like = like.map(|fault| named_like(&wish, fault.text.as_deref()));
+        let id = self.made(offer.clone(), wish);
+        if let Some(like) = like {
+            self.made(offer, like);
+        }
+        id
+    }
+
+    /// Somebody else takes this offer first, where that is what goes wrong.
+    pub fn snatch(&self, offer: &Offer, wish: &Wish) {
+        // Asking counts: only a create asks for this.
+        let fault = self.faults.fires_as("meddle", "create");
+        if fault.is_some() {
+            self.made(offer.clone(), stranger(wish, "web-1".to_owned()));
+        }
+    }
+
+    fn made(&self, offer: Offer, wish: Wish) -> u64 {
         let now = self.clock.now();
         let mut inner = self.lock();
         inner.last_id += 1;
@@ -213,11 +234,26 @@ impl World {
         };
         let found = match fires("boot-wrong-gpu") {
             Some(fault) if fault.says("fewer") => fewer(&facts),
+            Some(fault) if fault.says("mixed") => mixed(&facts),
+            Some(fault) if fault.says("driver") => Facts {
+                driver: Some(OLD_DRIVER.to_owned()),
+                ..facts.clone()
+            },
             Some(_) => other(&facts),
             None => facts.clone(),
         };
         let meter = Meter::new(offer.price, wish.disk_gib, offer.disk_month);
+        let price_later = fires("price-later").map(|fault| {
+            let price = dearer(offer.price, fault.factor.unwrap_or(1.1));
+            (runs + fault.millis(600), price)
+        });
+        let vanishes = fires("vanish").map(|fault| (runs + fault.millis(600), true));
+        let ended = || self.faults.fires_as("meddle", "destroy");
+        let ended = || ended().map(|fault| (runs + fault.millis(600), false));
         Machine {
+            later: price_later,
+            meddled: vanishes.or_else(ended),
+            foreign: wish.foreign,
             id,
             account: wish.account,
             label: wish.label,
@@ -353,6 +389,7 @@ impl World {
             ..
         } = &mut *inner;
         for machine in machines.values_mut() {
+            machine.befall(now);
             if let (Some(bid), None, Some(offer)) = (
                 machine.bid,
                 machine.stopped_from,
@@ -391,6 +428,64 @@ impl World {
         }
         self.booter.end();
     }
+}
+
+/// A driver that is older than any that is sold.
+const OLD_DRIVER: &str = "390.25";
+
+/// The same for somebody else: nothing of ours is on it.
+fn stranger(wish: &Wish, label: String) -> Wish {
+    Wish {
+        account: wish.account.clone(),
+        label,
+        image: wish.image.clone(),
+        disk_gib: wish.disk_gib,
+        bills_booting: wish.bills_booting,
+        ends_within: wish.ends_within,
+        foreign: true,
+        more: json!({ "ports": [], "mounts": {}, "locked": false, "ssh_key_names": ["rehearsal"] }),
+        ..Wish::default()
+    }
+}
+
+/// Another machine, whose name looks like this one's.
+fn named_like(wish: &Wish, how: Option<&str>) -> Wish {
+    let label = wish.label.as_str();
+    let name = match how {
+        Some("case") => label.to_uppercase(),
+        Some("cut") => label.chars().take(CUT).collect(),
+        Some("same") => label.to_owned(),
+        Some(_) | None => format!("copy-of-{label}"),
+    };
+    stranger(wish, name)
+}
+
+/// To so many characters a name is cut.
+const CUT: usize = 24;
+
+/// In whole cents, where it was.
+fn dearer(price: MicroDollars, factor: f64) -> MicroDollars {
+    let step = if price.0.is_multiple_of(10_000) {
+        10_000.0
+    } else {
+        1.0
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "prices are small and positive"
+    )]
+    MicroDollars(((price.0 as f64 * factor / step).round() * step) as u64)
+}
+
+/// One of its GPUs is another one.
+fn mixed(facts: &Facts) -> Facts {
+    let mut mixed = facts.clone();
+    if let Some(gpu) = mixed.gpus.last_mut() {
+        gpu.clone_from(&other(facts).gpus[0]);
+    }
+    mixed
 }
 
 /// Another machine than was sold.

@@ -9,8 +9,8 @@ use stageline::core::id::Address;
 use stageline::core::journal::Verb as StepVerb;
 use stageline::core::offer::Facts;
 use stageline::core::resource::FailureClass;
-use stageline::core::unit::Bytes;
-use stageline::provider::sim::{AccountSpec, Fault, FaultTable, Side, Verb, When};
+use stageline::core::unit::{Bytes, MicroDollars};
+use stageline::provider::sim::{AccountSpec, Fault, FaultTable, Side, SimMachine, Verb, When};
 
 use super::world::{Job, PRICE, Report, TWO, Tool, World, facts, shape, told};
 
@@ -407,6 +407,26 @@ fn an_offer_that_changed_is_compared_again() {
         &Then::Settles,
     );
     assert_eq!(world.sim.machines().len(), 2);
+}
+
+/// The cheapest offers are not what was asked for, and the search answers them all the same.
+#[test]
+fn an_offer_that_breaks_the_filter_is_never_rented() {
+    let mut account = account();
+    for id in ["x", "y"] {
+        let mut small = shape(id, MicroDollars(PRICE.0 / 2));
+        small.facts.memory = Bytes::gib(2);
+        account.shapes.push(small);
+    }
+    let world = World::with(account);
+    world.faults(always(Verb::Search, Fault::OfferBreaksFilter));
+    let report = world.apply(&strict());
+    world.check_settled(&strict(), &report);
+    let machines = world.sim.machines();
+    assert_eq!(machines.len(), 2);
+    let asked = |machine: &SimMachine| machine.measured.memory >= Bytes::gib(16);
+    assert!(machines.iter().all(asked), "{machines:?}");
+    world.check_gone(&world.destroy());
 }
 
 #[test]

@@ -212,14 +212,23 @@ listen = "127.0.0.1:0"
         finish(command.spawn().expect("the binary is there"))
     }
 
-    /// The machines that are there, by id.
+    /// The machines that are there, by id; those of others left out.
     pub(crate) fn there(&self) -> Vec<String> {
+        self.those(false)
+    }
+
+    /// Those that somebody else made on the same account.
+    pub(crate) fn foreign(&self) -> Vec<String> {
+        self.those(true)
+    }
+
+    fn those(&self, foreign: bool) -> Vec<String> {
         let now = self.cloud.world.clock.now();
         let inner = self.cloud.world.lock();
         let there = inner
             .machines
             .values()
-            .filter(|machine| machine.is_there(now));
+            .filter(|machine| machine.is_there(now) && machine.foreign == foreign);
         let mut there: Vec<String> = there.map(|machine| self.kind.id(machine.id)).collect();
         there.sort();
         there
@@ -267,9 +276,17 @@ listen = "127.0.0.1:0"
         self.bill_is_as_counted();
     }
 
-    /// What the cloud bills, by its quick clock, lies between the two bounds of the ledger.
+    /// What the cloud bills, by its quick clock, lies between the two bounds of the ledger. What is another's is not ours to pay.
     pub(crate) fn bill_is_as_counted(&self) {
-        let billed = self.cloud.world.bill().0 / u64::from(self.cloud.world.clock.speed());
+        let billed = self.cloud.world.bill();
+        let now = self.cloud.world.clock.now();
+        let others: u64 = {
+            let inner = self.cloud.world.lock();
+            let machines = inner.machines.values();
+            let others = machines.filter(|machine| machine.foreign && machine.is_there(now));
+            others.map(|machine| machine.meter.total().0).sum()
+        };
+        let billed = (billed.0 - others) / u64::from(self.cloud.world.clock.speed());
         let ran = self.run("state pull");
         ran.exits(0);
         let document: serde_json::Value = serde_json::from_str(ran.text.trim()).expect("JSON");

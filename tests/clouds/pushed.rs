@@ -12,7 +12,7 @@ use super::desk::{Desk, KEY, NOBODY, SPEED, finish};
 const DIE_AT: &str = "STAGELINE_TEST_DIE_AT";
 
 /// One or two machines whose agents are pushed.
-fn desk_of(kind: Kind, faults: Vec<Fault>, count: u32) -> Desk {
+pub(super) fn desk_of(kind: Kind, faults: Vec<Fault>, count: u32) -> Desk {
     let desk = Desk::of(kind, faults, SPEED, count);
     let topology = desk.topology(count);
     let mut lines = topology.lines();
@@ -47,7 +47,7 @@ fn keys(desk: &Desk) -> Vec<String> {
 
 /// The account as it was before: nothing is there, and no key of ours.
 #[track_caller]
-fn is_clean(desk: &Desk) {
+pub(super) fn is_clean(desk: &Desk) {
     desk.agrees(0);
     assert_eq!(keys(desk), [] as [String; 0], "keys are left");
 }

@@ -312,6 +312,21 @@ async fn what_is_new_or_odd_in_an_answer_is_read_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_search_that_is_used_up_for_the_day_is_not_asked_for_again() {
+    let cloud = cloud(Kind::Vastai, vec![Fault::of("rate-429-daily")], 600, false).await;
+    let vast = adapter(&cloud, "k", None);
+    let wanted: Requirement = "vram>=24".parse().expect("one");
+    let blind = vast.search(&wanted, DISK).await.expect_err("used up");
+    assert_eq!(blind.cause.class, FailureClass::Quota, "{blind:?}");
+    assert!(
+        blind.cause.message.contains("daily search quota"),
+        "{blind:?}"
+    );
+    assert_eq!(cloud.world.lock().requests["search"], 1);
+    cloud.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_accounts_key_proves_nothing() {
     let cloud = cloud(Kind::Vastai, vec![], 600, false).await;
     let vast = adapter(&cloud, "k", None);

@@ -158,14 +158,26 @@ fn add_key(world: &World, account: &str, body: &Value) -> Reply {
     let Some(public_key) = text("public_key") else {
         return invalid("A public key is required here.");
     };
+    let limit = world.faults.fires("key-limit");
+    let says = |text: &str| limit.as_ref().is_some_and(|fault| fault.says(text));
+    if says("team") {
+        return invalid("SSH keys cannot be added to a team account.");
+    }
     table(world, account, KEYS, |keys| {
         if keys.iter().any(|key| key["name"] == name) {
             return invalid("SSH key name is in use.");
         }
         let key =
             json!({ "id": new_id(keys, name), "name": name, "public_key": public_key.trim() });
+        if says("replaced") {
+            // Somebody else writes the set anew.
+            return yes(&key);
+        }
         keys.push(key.clone());
-        yes(&key)
+        match limit {
+            Some(_) => no(400, "global/duplicate", "SSH key name is in use."),
+            None => yes(&key),
+        }
     })
 }
 

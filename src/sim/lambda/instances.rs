@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 
-use super::super::machine::{Machine, Stand};
+use super::super::machine::{FORGOTTEN, Machine, Stand};
 use super::super::serve::Reply;
 use super::super::world::World;
 use super::{id, invalid, no, number, oops, types, unknown, yes};
@@ -15,9 +15,6 @@ const TERMINATED_MS: u64 = 30_000;
 
 /// Instances of one page, when there are pages.
 const PAGE: usize = 2;
-
-/// Marks a machine that was forgotten at once.
-const FORGOTTEN: &str = "forgotten";
 
 /// An answer that is no listing.
 fn untrue(world: &World) -> Option<Reply> {
@@ -42,7 +39,8 @@ pub(super) fn list(world: &World, account: &str, query: &BTreeMap<String, String
         return reply;
     }
     let now = world.clock.now();
-    let drift = world.faults.fires("schema-drift").is_some();
+    let odd = world.faults.fires_as("schema-drift", "status").is_some();
+    let drift = world.faults.fires_but("schema-drift", "status").is_some();
     let mut inner = world.lock();
     let mut rows: Vec<Value> = inner
         .machines
@@ -51,7 +49,11 @@ pub(super) fn list(world: &World, account: &str, query: &BTreeMap<String, String
         .map(|machine| row(machine, now))
         .collect();
     drop(inner);
-    if drift {
+    if odd {
+        for row in &mut rows {
+            row["status"] = json!("hibernating");
+        }
+    } else if drift {
         for row in &mut rows {
             row["name"] = Value::Null;
             row["private_ip"] = Value::Null;
@@ -83,9 +85,11 @@ fn paged(world: &World, mut rows: Vec<Value>, token: Option<&String>) -> Reply {
     let more = rows.len() > PAGE;
     rows.truncate(PAGE);
     let mut next = more.then(|| (from + PAGE).to_string());
-    if lost.is_some_and(|fault| fault.text.is_none()) {
+    match lost.as_ref().map(|fault| fault.text.as_deref()) {
         // A page that leads to itself.
-        next = next.map(|_| from.to_string());
+        Some(None) => next = next.map(|_| from.to_string()),
+        Some(Some("dropped")) => next = None,
+        Some(Some(_)) | None => {}
     }
     Reply::json(200, &json!({ "data": rows, "page_token": next }))
 }

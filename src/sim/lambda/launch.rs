@@ -77,6 +77,7 @@ pub(super) fn launch(world: &World, account: &str, body: &Value) -> Reply {
         mounts,
         ..wish(world, account, &offer, body)
     };
+    world.snatch(&offer, &wish);
     made(world, offer, wish)
 }
 

@@ -106,6 +106,7 @@ pub(super) fn create(world: &World, account: &str, body: &Value) -> Reply {
         mounts,
         ..wish(account, body)
     };
+    world.snatch(&offer, &wish);
     made(world, offer, wish)
 }
 

@@ -41,9 +41,14 @@ pub(super) fn list(world: &World, account: &str, query: &BTreeMap<String, String
         return reply;
     }
     let now = world.clock.now();
-    let drift = world.faults.fires("schema-drift").is_some();
+    let odd = world.faults.fires_as("schema-drift", "status").is_some();
+    let drift = world.faults.fires_but("schema-drift", "status").is_some();
     let mut rows = mine(world, account, |machine| row(world, machine, now));
-    if drift {
+    if odd {
+        for row in &mut rows {
+            row["status"] = json!("HIBERNATING");
+        }
+    } else if drift {
         for row in &mut rows {
             row["cost"] = json!(row["cost"].to_string());
             row["disk"] = json!(row["disk"].to_string());

@@ -43,6 +43,11 @@ pub(super) fn create(world: &World, account: &str, id: &str, body: &Value) -> Re
         Ok(bid) => bid,
         Err(reply) => return reply,
     };
+    let asked = id.parse().ok();
+    let asked = asked.and_then(|id: u64| world.lock().offers.get(&id).cloned());
+    if let Some(offer) = &asked {
+        world.snatch(offer, &wish(account, body));
+    }
     let offer = id.parse().ok().and_then(|id| {
         let inner = world.lock();
         let factor = inner.price_factor;

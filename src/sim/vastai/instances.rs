@@ -59,7 +59,8 @@ pub(super) fn list(world: &World, account: &str, query: &BTreeMap<String, String
     let wanted: Value = serde_json::from_str(wanted).unwrap_or(Value::Null);
     let label = wanted["label"]["eq"].as_str();
     let now = world.clock.now();
-    let drift = fires("schema-drift").is_some();
+    let odd = world.faults.fires_as("schema-drift", "status").is_some();
+    let drift = world.faults.fires_but("schema-drift", "status").is_some();
     let mut inner = world.lock();
     let shown = inner
         .machines
@@ -82,7 +83,11 @@ pub(super) fn list(world: &World, account: &str, query: &BTreeMap<String, String
             None => next = next.map(|_| after.cloned().unwrap_or_else(|| "0".to_owned())),
         }
     }
-    if drift {
+    if odd {
+        for row in &mut rows {
+            row["actual_status"] = json!("hibernating");
+        }
+    } else if drift {
         for row in &mut rows {
             row["id"] = json!(row["id"].to_string());
             row["dph_total"] = json!(row["dph_total"].to_string());
@@ -206,11 +211,17 @@ pub(super) fn show(world: &World, account: &str, id: &str) -> Reply {
 /// Lets a key in to one instance.
 pub(super) fn attach(world: &World, account: &str, id: &str, body: &Value) -> Reply {
     let key = body.get("ssh_key").and_then(Value::as_str).unwrap_or("");
+    let limit = world.faults.fires_but("key-limit", "team");
+    let says = |text: &str| limit.as_ref().is_some_and(|fault| fault.says(text));
     let taken = with(world, account, id, |machine, _| {
         let access = machine.access.as_ref();
-        access.is_some_and(|access| access.take(key))
+        // Somebody else writes the keys anew, and what was taken is not among them.
+        access.is_some_and(|access| says("replaced") || access.take(key))
     });
     match taken {
+        Some(true) if limit.is_some() && !says("replaced") => {
+            no(400, "invalid_args", "SSH key is already attached")
+        }
         Some(true) => yes(&json!({ "success": true, "msg": "SSH key added to instance." })),
         Some(false) => no(400, "invalid_args", "Invalid SSH key"),
         None => no(404, "no_such_instance", &format!("no such instance {id}")),
@@ -218,7 +229,8 @@ pub(super) fn attach(world: &World, account: &str, id: &str, body: &Value) -> Re
 }
 
 pub(super) fn destroy(world: &World, account: &str, id: &str) -> Reply {
-    let ended = id.parse().is_ok_and(|id| world.release(account, id));
+    let known = with(world, account, id, |_, _| ()).is_some();
+    let ended = known && id.parse().is_ok_and(|id| world.release(account, id));
     if !ended {
         return no(404, "no_such_instance", &format!("no such instance {id}"));
     }
