@@ -38,6 +38,7 @@ mod state;
 mod status;
 mod stock;
 mod surgery;
+mod unseen;
 mod validate;
 mod watch;
 mod wrap;

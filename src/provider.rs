@@ -61,6 +61,8 @@ pub struct Traits {
     pub acquire_timeout: Duration,
     /// How long a provider that takes no release, or cannot be seen, is asked again before that is told.
     pub refused_after: Duration,
+    /// How long a machine may be listed on whose end was agreed to, before it is told that it may still be there.
+    pub gone_within: Duration,
     /// A machine costs money from its create on; else from when it runs.
     pub bills_booting: bool,
     /// A stopped machine goes on costing money.
@@ -90,6 +92,9 @@ pub struct Traits {
 
 /// [`Traits::refused_after`] of a provider in a data centre: what it cannot do now it may in a minute.
 pub const REFUSED_AFTER: Duration = Duration::from_secs(120);
+
+/// [`Traits::gone_within`], likewise.
+pub const GONE_WITHIN: Duration = Duration::from_secs(10 * 60);
 
 /// All that a new machine needs so that its agent can prove who it is.
 pub struct Boot {

@@ -103,10 +103,14 @@ impl<'a> Run<'a> {
         let horizon = horizon(provider.traits());
         let until = self.effects.clock.now()
             + jiff::SignedDuration::try_from(horizon).unwrap_or(jiff::SignedDuration::ZERO);
+        let open = doubts.open.get(&attempt);
+        let why = open.and_then(|open| open.cause.as_ref());
         self.emit(Event::Settling {
             address: address.clone(),
             attempt,
             until,
+            per_hour: open.map(|open| open.launch.reservation).unwrap_or_default(),
+            why: why.map(|cause| cause.message.clone()),
             free: !self.state(|state| {
                 let recorded = state.resources.get(address);
                 recorded.is_none_or(Recorded::may_bill)

@@ -89,13 +89,14 @@ impl<'a> Run<'a> {
             self.places(lease, &choice.quote);
             match self.launch(act, lease, spec, &choice, requoted).await {
                 Ok(()) => return Ok(true),
+                Err(Stop::Dear(cause)) => {
+                    self.placing.borrow_mut().remove(lease);
+                    refused = Some(hunt.refused(&choice, false, cause));
+                }
                 Err(Stop::Refused(cause)) if cause.class.moves_on() => {
                     self.placing.borrow_mut().remove(lease);
                     let sent = self.last_attempt(act) != before;
-                    hunt.refused(&choice, sent);
-                    hunt.last = cause.clone();
-                    refused = Some(cause);
-                    hunt.limited = None;
+                    refused = Some(hunt.refused(&choice, sent, cause));
                 }
                 Err(Stop::Refused(cause)) if cause.class == FailureClass::Rate => {
                     self.placing.borrow_mut().remove(lease);
@@ -168,10 +169,13 @@ impl<'a> Run<'a> {
         loop {
             let tries = (self.sent(act) + hunt.gone).saturating_sub(hunt.uncounted);
             if tries >= hunt.spec.attempts {
-                hunt.last.hint = Some(format!(
-                    "{tries} offers were tried, `attempts` allows {}; raise it, or run apply again",
-                    hunt.spec.attempts
-                ));
+                // A ceiling is in the way, not the number of tries.
+                if hunt.last.class != FailureClass::Money {
+                    hunt.last.hint = Some(format!(
+                        "{tries} offers were tried, `attempts` allows {}; raise it, or run apply again",
+                        hunt.spec.attempts
+                    ));
+                }
                 return Ok(None);
             }
             if let Some(choice) = self.listed(act, hunt) {
@@ -350,7 +354,8 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    fn refused(&mut self, choice: &Choice, sent: bool) {
+    /// Takes note that the next offer follows, and why.
+    fn refused(&mut self, choice: &Choice, sent: bool, cause: Cause) -> Cause {
         self.passed.push(Tried {
             provider: choice.quote.provider.clone(),
             quote: choice.quote.id.clone(),
@@ -361,6 +366,9 @@ impl<'a> Hunt<'a> {
             (false, false) => self.gone += 1,
             (true, false) | (false, true) => {}
         }
+        self.limited = None;
+        self.last = cause.clone();
+        cause
     }
 
     /// What this run does not take again: tries after its beginning, but for those that were only too soon. A wait forgets what

@@ -9,7 +9,7 @@ use stageline_core::event::Event;
 use stageline_core::id::{Address, Attempt, LeaseId, RequestKey};
 use stageline_core::journal::Launch;
 use stageline_core::offer::{Place, Quote, Supply};
-use stageline_core::plan::{Choice, untaken};
+use stageline_core::plan::{Choice, too_dear, untaken};
 use stageline_core::resource::{
     Account, Cause, FailureClass, LeaseLimits, LeaseSpec, Outcome, Receipt, Spec, Terms,
 };
@@ -18,7 +18,6 @@ use stageline_core::unit::MicroDollars;
 
 use super::doubt::{SEND_WINDOW, receipt};
 use super::limited::unread;
-use super::release::GONE_WITHIN;
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
 use crate::provider::{Boot, CreateRequest, Machine, Provider, RegistryLogin};
 
@@ -143,7 +142,10 @@ impl<'a> Run<'a> {
             counted.map_err(Stop::Refused)?;
             match self.no_room(lease, &launch) {
                 None => return Ok((quote, launch)),
-                Some(cause) => self.wait_for_room(act, lease, &launch, cause).await?,
+                Some(cause) => {
+                    self.wait_for_room(act, lease, (&launch, provider), cause)
+                        .await?;
+                }
             }
         }
     }
@@ -153,7 +155,7 @@ impl<'a> Run<'a> {
         &self,
         act: Act<'a>,
         lease: &LeaseId,
-        launch: &Launch,
+        (launch, provider): (&Launch, &dyn Provider),
         mut cause: Cause,
     ) -> Result<(), Stop> {
         let start = self.effects.clock.boottime();
@@ -163,7 +165,7 @@ impl<'a> Run<'a> {
                 return Err(Stop::Refused(cause));
             }
             let waited = self.effects.clock.boottime().saturating_sub(start);
-            if waited >= GONE_WITHIN.duration() {
+            if waited >= provider.traits().gone_within {
                 let message = format!("{}; no release made room for it", cause.message);
                 let cause = Cause { message, ..cause };
                 return self.outcome(act, None, Outcome::InDoubt(cause)).await;
@@ -298,6 +300,9 @@ impl<'a> Run<'a> {
         }
         if why.is_empty() {
             return Ok(quote);
+        }
+        if let Some(ceiling) = too_dear(terms, spec.memory, &quote) {
+            return Err(dear(lease, choice, &quote, ceiling));
         }
         let why = why.join(", ");
         Err(gone(format!(
@@ -484,6 +489,18 @@ impl<'a> Run<'a> {
             self.effects.clock.sleep(POLL).await;
         }
     }
+}
+
+/// What was within the ceiling when it was planned, and is not any more.
+fn dear(lease: &LeaseId, choice: &Choice, quote: &Quote, ceiling: MicroDollars) -> Stop {
+    let (id, price) = (&quote.id, quote.price_per_hour);
+    let message =
+        format!("{lease}: offer `{id}` costs {price}/h now, and its ceiling is {ceiling}/h");
+    let hint = format!(
+        "it was not rented; raise `max_price_per_hour` of [offer.{}] or of [limits], add an offer, or run apply again later",
+        choice.offer
+    );
+    Stop::Dear(Cause::new(FailureClass::Money, message).hint(hint))
 }
 
 /// The most that a try may cost per hour: its ceiling, since a price may rise; what costs nothing goes on doing so.

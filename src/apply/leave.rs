@@ -13,7 +13,7 @@ use stageline_core::state::Billed;
 use stageline_core::unit::MicroDollars;
 
 use super::doubt::blind;
-use super::release::{patience, survives};
+use super::release::patience;
 use super::step::{Run, Stop};
 use crate::provider::{Machine, MachineStatus};
 
@@ -125,7 +125,7 @@ impl Run<'_> {
             return Ok(());
         };
         if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-            let cause = survives(lease, provider.as_ref(), Some(other));
+            let cause = self.survives(lease, provider.as_ref(), Some(other));
             return Err(Stop::InDoubt(cause));
         }
         let address = Address::Lease(lease.clone());
@@ -155,7 +155,11 @@ impl Run<'_> {
                 }
             }
             if watched >= patience(provider.as_ref(), trouble.as_ref()) + quiet {
-                return Err(Stop::InDoubt(survives(lease, provider.as_ref(), trouble)));
+                return Err(Stop::InDoubt(self.survives(
+                    lease,
+                    provider.as_ref(),
+                    trouble,
+                )));
             }
             self.pause(pause).await?;
             pause = (pause * 2).min(POLL_LONGEST);

@@ -11,16 +11,16 @@ use stageline_core::event::Event;
 use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
 use stageline_core::journal::Record;
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome};
-use stageline_core::state::Billed;
-use stageline_core::unit::Millis;
+use stageline_core::state::{Billed, Recorded};
+use stageline_core::unit::{MicroDollars, Millis};
 
 use super::doubt::{POLL, blind, horizon, of_generation};
 use super::step::{Act, Made, Run, Stop, lease_of};
 use crate::observe;
 use crate::provider::{Blind, Machine, MachineStatus, Provider, Released};
 
-/// How long the provider may go on listing a machine that it agreed to end.
-pub(super) const GONE_WITHIN: Millis = Millis::minutes(10);
+/// For how long a machine is looked at for its price alone.
+const LOOK_WITHIN: Duration = Duration::from_secs(3);
 
 /// A provider by the name of its table.
 type Seller = (Name, Arc<dyn Provider>);
@@ -62,7 +62,7 @@ impl<'a> Run<'a> {
             // By name: two accounts of one kind may use the same id for different machines.
             let mine = held.filter(|held| held.provider == name);
             if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-                let cause = survives(lease, provider.as_ref(), Some(other));
+                let cause = self.survives(lease, provider.as_ref(), Some(other));
                 return Ok(Outcome::InDoubt(cause));
             }
             if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
@@ -155,7 +155,7 @@ impl<'a> Run<'a> {
             }
             let limit = patience(provider.as_ref(), trouble.as_ref());
             if watched >= limit + quiet {
-                return Ok(Some(survives(lease, provider.as_ref(), trouble)));
+                return Ok(Some(self.survives(lease, provider.as_ref(), trouble)));
             }
             if let (Some(cause), false) = (&trouble, troubled) {
                 // Once: how it goes on is told by the waiting.
@@ -198,8 +198,8 @@ impl<'a> Run<'a> {
             .max(self.unlisted_leaving(lease, provider))
     }
 
-    /// What is seen to before a machine is ended. One that was taken away costs less since some time, and the price of one that runs may have
-    /// moved: that is on record before it is ended, and is not listed any more.
+    /// What is seen to before a machine is ended. One that stands still or is dead costs less since some time, and the price of one that
+    /// runs may have moved: that is on record before it is ended, and is not listed any more. No release waits for it for long.
     async fn note_standing(
         &self,
         act: Act<'a>,
@@ -208,16 +208,26 @@ impl<'a> Run<'a> {
         held: &LeaseReceipt,
     ) -> Result<(), Stop> {
         self.lets_in(provider, lease, (&held.machine, &held.request_key));
-        let bills = |machine: &Machine| {
-            matches!(
-                machine.status,
-                MachineStatus::Interrupted(_) | MachineStatus::Running
-            )
+        if !provider.traits().bills_while_stopped {
+            return Ok(());
+        }
+        let bills = |machine: &Machine| match machine.status {
+            MachineStatus::Dead(_) | MachineStatus::Interrupted(_) | MachineStatus::Running => true,
+            MachineStatus::Pending(_) | MachineStatus::Ending => false,
         };
-        match provider.describe(&held.machine).await {
-            Ok(Some(machine)) if bills(&machine) => self.note_price(act, lease, &machine).await,
+        match self.look_at(provider, &held.machine).await {
+            Some(machine) if bills(&machine) => self.note_price(act, lease, &machine).await,
             // It is ended in any case.
-            Ok(_) | Err(_) => Ok(()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A machine as it is seen now, if that takes no time.
+    async fn look_at(&self, provider: &dyn Provider, machine: &MachineId) -> Option<Machine> {
+        tokio::select! {
+            biased;
+            seen = provider.describe(machine) => seen.ok()?,
+            () = self.effects.clock.sleep(LOOK_WITHIN) => None,
         }
     }
 
@@ -361,6 +371,36 @@ impl<'a> Run<'a> {
         young.max().unwrap_or_default()
     }
 
+    /// What is told of a machine that could not be proven gone: why, what it may cost on, and what to do.
+    pub(super) fn survives(
+        &self,
+        lease: &LeaseId,
+        provider: &dyn Provider,
+        trouble: Option<Cause>,
+    ) -> Cause {
+        let (why, hint) = match trouble {
+            Some(cause) => (cause.message, cause.hint),
+            None => ("it is still listed".to_owned(), None),
+        };
+        let usual =
+            "run the same command again; look into the provider's own console if this stays";
+        let kind = provider.kind();
+        let price = self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()));
+            recorded.map(Recorded::committed_per_hour)
+        });
+        let may = match price.filter(|price| *price > MicroDollars::ZERO) {
+            _ if !provider.bills() => "it may still run".to_owned(),
+            Some(price) => format!("it may still bill {price}/h"),
+            None => "it may still cost money".to_owned(),
+        };
+        Cause::new(
+            FailureClass::Unknown,
+            format!("{lease} could not be proven gone at provider kind `{kind}`, {may}: {why}"),
+        )
+        .hint(hint.unwrap_or_else(|| usual.to_owned()))
+    }
+
     /// Ends one machine by id and waits until the listing has it no more.
     pub(super) async fn end_machine(
         &self,
@@ -392,7 +432,11 @@ impl<'a> Run<'a> {
             let watched = self.effects.clock.boottime().saturating_sub(start);
             if watched >= patience(provider.as_ref(), trouble.as_ref()) {
                 let lease = lease_of(act.step)?;
-                return Err(Stop::InDoubt(survives(lease, provider.as_ref(), trouble)));
+                return Err(Stop::InDoubt(self.survives(
+                    lease,
+                    provider.as_ref(),
+                    trouble,
+                )));
             }
             self.pause(POLL).await?;
         }
@@ -430,26 +474,6 @@ fn retrying(act: Act<'_>, address: &Address, cause: &Cause, limit: Duration) -> 
 pub(super) fn patience(provider: &dyn Provider, trouble: Option<&Cause>) -> Duration {
     match trouble {
         Some(_) => provider.traits().refused_after,
-        None => GONE_WITHIN.duration(),
+        None => provider.traits().gone_within,
     }
-}
-
-/// What is told of a machine that could not be proven gone.
-pub(super) fn survives(lease: &LeaseId, provider: &dyn Provider, trouble: Option<Cause>) -> Cause {
-    let (why, hint) = match trouble {
-        Some(cause) => (cause.message, cause.hint),
-        None => ("it is still listed".to_owned(), None),
-    };
-    let usual = "run the same command again; look into the provider's own console if this stays";
-    let kind = provider.kind();
-    let may = if provider.bills() {
-        "it may still cost money"
-    } else {
-        "it may still run"
-    };
-    Cause::new(
-        FailureClass::Unknown,
-        format!("{lease} could not be proven gone at provider kind `{kind}`, {may}: {why}"),
-    )
-    .hint(hint.unwrap_or_else(|| usual.to_owned()))
 }

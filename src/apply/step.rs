@@ -27,6 +27,8 @@ use crate::store::{AppendError, Journal};
 pub(super) enum Stop {
     /// It did nothing, for certain. Already recorded.
     Refused(Cause),
+    /// The same: what was to be rented costs more than its ceiling now. Another offer may not.
+    Dear(Cause),
     /// It may have acted. Already recorded.
     InDoubt(Cause),
     /// Its waiting was cut: the user interrupted, or the journal takes no more entries.

@@ -52,7 +52,11 @@ impl Apply {
             let drafted = drafting::apply(&project, &reader, &self.narrow, &clock).await?;
             plan::announce(&drafted.plan, console)?;
             if drafted.plan.is_empty() {
-                return Ok(Exit::Done);
+                if drafted.unseen.is_empty() {
+                    return Ok(Exit::Done);
+                }
+                drafted.unseen.tell(console);
+                return Ok(Exit::Doubt);
             }
             if !self.pace.auto_approve && !console.confirm("Apply this plan?")? {
                 console.say("nothing was changed");

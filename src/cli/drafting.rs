@@ -19,6 +19,7 @@ use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::project::{Place, Project};
 use super::sellers::Sellers;
+use super::unseen::Unseen;
 use super::{Failure, model, relay, session, stock};
 use crate::ambient::SharedClock;
 use crate::apply::Providers;
@@ -135,6 +136,8 @@ fn renewed(selector: &Selector, mut found: Vec<Address>, state: &State) -> Vec<A
 pub(crate) struct Drafted {
     pub plan: Plan,
     pub loaded: Loaded,
+    /// What could not be seen of what the plan is about.
+    pub unseen: Unseen,
 }
 
 /// Drafts the plan of a topology.
@@ -203,7 +206,13 @@ pub(crate) async fn apply(
         plan.edits = edits;
         plan.id = plan.digest();
     }
-    Ok(Drafted { plan, loaded })
+    let unseen = Unseen::of(&plan, &state, &observed, &markets);
+    drop(state);
+    Ok(Drafted {
+        plan,
+        loaded,
+        unseen,
+    })
 }
 
 /// Who sells, and who sold what is recorded.
@@ -378,7 +387,12 @@ pub(crate) fn ending(
         plan.edits = edits;
         plan.id = plan.digest();
     }
-    Ok(Drafted { plan, loaded })
+    let unseen = Unseen::of(&plan, &loaded.state, observed, &BTreeMap::new());
+    Ok(Drafted {
+        plan,
+        loaded,
+        unseen,
+    })
 }
 
 /// Why recorded state cannot be changed as asked for.

@@ -32,34 +32,33 @@ impl Plan {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let runtime = session::reading()?;
         let clock = session::clock();
-        let plan = runtime.block_on(async {
+        let drafted = runtime.block_on(async {
             if self.destroy {
                 let place = project::place(global)?;
                 let store = place.open(Mode::Read).await?;
-                Ok::<_, Failure>(
-                    drafting::destroy(&place, &store, &self.narrow, &clock)
-                        .await?
-                        .plan,
-                )
+                drafting::destroy(&place, &store, &self.narrow, &clock).await
             } else {
                 let project = Project::load(global)?;
                 console.findings(&project.warnings, &project.files);
                 let store = project.place.open(Mode::Read).await?;
-                Ok(drafting::apply(&project, &store, &self.narrow, &clock)
-                    .await?
-                    .plan)
+                drafting::apply(&project, &store, &self.narrow, &clock).await
             }
         })?;
+        let plan = &drafted.plan;
         if let Some(path) = &self.out {
-            save(&plan, path)?;
+            save(plan, path)?;
         }
-        show(&plan, console)?;
+        show(plan, console)?;
         if let Some(path) = &self.out {
             console.say(&format!(
                 "saved as {}; apply exactly this with `stageline apply {}`",
                 path.display(),
                 path.display()
             ));
+        }
+        if plan.is_empty() && !drafted.unseen.is_empty() {
+            drafted.unseen.tell(console);
+            return Ok(Exit::Doubt);
         }
         let changes = self.detailed_exitcode && !plan.is_empty();
         Ok(if changes { Exit::Changes } else { Exit::Done })

@@ -199,10 +199,13 @@ impl Shared {
                 let next = if *goes_on { "; the next offer follows" } else { "" };
                 Some(format!("{text}\n  {label} machine {machine}: it is being released{next}"))
             }
-            Event::Settling { address, attempt, until, free } => Some(format!(
-                "{address}: try {attempt} is unresolved{}; watching the provider's listing until {until:.0}",
-                if *free { "" } else { " and may bill" }
-            )),
+            Event::Settling { address, attempt, until, free, per_hour, why } => {
+                let why = why.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+                let bills = if *free { String::new() } else { format!(" and may bill up to {per_hour}/h") };
+                Some(format!(
+                    "{address}: try {attempt} is unresolved{why}{bills}; watching the provider's listing until {until:.0}"
+                ))
+            }
             Event::MachineFound { address, machine, kept } => {
                 let fate = if *kept { "it is kept" } else { "it is released" };
                 Some(format!("{address}: machine {machine} was found; {fate}"))

@@ -19,7 +19,7 @@ use super::keys::{self, IdentityKeys, References};
 use super::project::Place;
 use super::reporter::Reporter;
 use super::sellers::Sellers;
-use super::{Exit, Failure, fetched, money, relay, session, shell, signals};
+use super::{Exit, Failure, fetched, money, relay, session, shell, signals, unseen};
 use crate::ambient::{self, ProcessId, SharedClock, random};
 use crate::apply::{self, Effects, Keys, Options, Providers, Summary};
 use crate::machine::Machines;
@@ -107,6 +107,7 @@ async fn locked(
     };
     let providers = sellers.providers()?;
     guarded(job, store, &loaded.state, &providers, clock).await?;
+    unseen::look(job.plan, &loaded.state, &providers).await?;
     fetched::look(job.plan, console).await?;
     let bytes = serde_json::to_vec(job.plan).expect("a plan is plain data");
     store.put_plan(job.plan.id, bytes).await?;

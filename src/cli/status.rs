@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use stageline_core::id::{Address, LeaseId, Name};
-use stageline_core::plan::taken_away;
+use stageline_core::plan::{dead, taken_away};
 use stageline_core::resource::{Receipt, Spec};
-use stageline_core::state::{BadHost, Ledger, Observed, Recorded, Seen, State};
+use stageline_core::state::{BadHost, Ledger, Observed, ObservedLease, Recorded, Seen, State};
 use stageline_core::topology::OnInterrupt;
+use stageline_core::unit::MicroDollars;
 
 use super::console::Console;
 use super::sellers::Sellers;
-use super::{Exit, Failure, Global, money, project, relay, session};
+use super::{Exit, Failure, Global, money, project, relay, session, unseen};
 use crate::machine::{AgentStatus, Target, WorkerState};
 use crate::observe;
 use crate::store::{Lock, LockInfo, Mode};
@@ -33,6 +34,9 @@ struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     billed: Vec<money::Billed>,
     healthy: bool,
+    /// Of some machine nobody can tell whether it is there.
+    #[serde(skip)]
+    blind: bool,
     /// Where machines failed: no plan takes that for a week.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     avoided: Vec<BadHost>,
@@ -111,10 +115,11 @@ impl Status {
                 topology: place.name.to_string(),
                 at_work,
                 resources,
-                per_hour: state.committed_per_hour().to_string(),
+                per_hour: per_hour(&state, &observed).to_string(),
                 spent: money::ledger(&state, clock.as_ref(), alive, &told),
                 billed: money::bills(&state, &providers, clock.as_ref()).await,
                 healthy,
+                blind: observed.leases.values().any(is_unknown),
                 avoided: state.bad_at(clock.now()).cloned().collect(),
             })
         })?;
@@ -123,15 +128,39 @@ impl Status {
         } else {
             console.data(&text(&report, console))?;
         }
-        Ok(if report.healthy {
-            Exit::Done
-        } else {
-            Exit::Stopped
+        Ok(match (report.healthy, report.blind) {
+            (_, true) => Exit::Doubt,
+            (true, false) => Exit::Done,
+            (false, false) => Exit::Stopped,
         })
     }
 }
 
-fn is_up(seen: &Seen<stageline_core::state::ObservedLease>) -> bool {
+fn is_unknown(seen: &Seen<ObservedLease>) -> bool {
+    match seen {
+        Seen::Unknown(_) => true,
+        Seen::There(_) | Seen::Gone => false,
+    }
+}
+
+/// What everything costs an hour: as recorded, and where a machine was seen, as it was seen.
+fn per_hour(state: &State, observed: &Observed) -> MicroDollars {
+    let mut sum = state.committed_per_hour();
+    for (lease, seen) in &observed.leases {
+        let Some(held) = state.lease(lease) else {
+            continue;
+        };
+        let now = match seen {
+            Seen::There(there) => there.price_per_hour,
+            Seen::Gone => MicroDollars::ZERO,
+            Seen::Unknown(_) => held.price_per_hour,
+        };
+        sum = MicroDollars(sum.0.saturating_sub(held.price_per_hour.0)).saturating_add(now);
+    }
+    sum
+}
+
+fn is_up(seen: &Seen<ObservedLease>) -> bool {
     match seen {
         Seen::There(there) => there.dead.is_none(),
         Seen::Gone | Seen::Unknown(_) => false,
@@ -207,18 +236,32 @@ fn lines(state: &State, observed: &Observed, agents: &Agents) -> Vec<Line> {
     lines
 }
 
-/// What `apply` makes of a machine that was taken away.
+/// What to do about a machine that cannot be seen, and what `apply` makes of one that is dead or gone.
 fn after(state: &State, observed: &Observed, address: &Address) -> Option<String> {
     let lease = address.lease().filter(|_| address.kind() == "lease")?;
-    let Some(Seen::There(there)) = observed.leases.get(lease) else {
-        return None;
-    };
     let recorded = state.resources.get(address)?;
-    let bidding = recorded.bidding().filter(|_| there.interrupted)?;
-    let follows = match bidding.on_interrupt {
-        OnInterrupt::Replace => "bids for another one",
-        OnInterrupt::OnDemand => "rents the next one on demand",
-        OnInterrupt::End => "keeps the lease ended, until `--renew`",
+    let there = match observed.leases.get(lease)? {
+        Seen::Unknown(cause) => {
+            return Some(
+                cause
+                    .hint
+                    .clone()
+                    .unwrap_or_else(|| unseen::USUAL.to_owned()),
+            );
+        }
+        Seen::Gone => {
+            let what = "`stageline plan` shows what becomes of it, `stageline apply` does that";
+            return Some(what.to_owned());
+        }
+        Seen::There(there) => there,
+    };
+    there.dead.as_ref()?;
+    let bidding = recorded.bidding().filter(|_| there.interrupted);
+    let follows = match bidding.map(|bidding| bidding.on_interrupt) {
+        None => "rents another one",
+        Some(OnInterrupt::Replace) => "bids for another one",
+        Some(OnInterrupt::OnDemand) => "rents the next one on demand",
+        Some(OnInterrupt::End) => "keeps the lease ended, until `--renew`",
     };
     Some(format!("`stageline apply` releases it and {follows}"))
 }
@@ -269,11 +312,14 @@ fn lease(state: &State, observed: &Observed, agents: &Agents, lease: &LeaseId) -
     match observed.leases.get(lease) {
         Some(Seen::Gone) => (Health::Broken, format!("{what}: gone at the provider")),
         Some(Seen::Unknown(cause)) => (Health::Unknown, format!("{what}: {}", cause.message)),
-        Some(Seen::There(there)) => match (&there.dead, agents.get(lease)) {
+        Some(Seen::There(there)) => match (dead(there), agents.get(lease)) {
             (Some(why), _) => {
-                let taken = taken_away(there).map(|why| format!("taken away: {why}"));
-                let why = taken.unwrap_or_else(|| why.clone());
-                (Health::Broken, format!("{what}: {why}"))
+                // What it cost while it ran says nothing any more.
+                let taken = taken_away(there).map_or("", |_| "taken away: ");
+                (
+                    Health::Broken,
+                    format!("machine {machine}{doubt}: {taken}{why}"),
+                )
             }
             (None, Some(Ok(status))) => {
                 let facts = &status.facts;

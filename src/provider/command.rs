@@ -36,8 +36,8 @@ use self::record::{Record, Records, Stage};
 use super::http::Shared;
 use crate::ambient::{Computer, SharedClock, crash_point};
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, Phase, PhaseLimit,
-    Provider, REFUSED_AFTER, Released, Traits,
+    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, GONE_WITHIN, Machine, MachineStatus, Phase,
+    PhaseLimit, Provider, REFUSED_AFTER, Released, Traits,
 };
 use crate::ssh::{Login, Means, OwnKey};
 
@@ -128,6 +128,7 @@ impl CommandProvider {
             request_timeout: timeout + program::TERM_MAX + UNDO_MAX + Duration::from_secs(1),
             acquire_timeout: ACQUIRE_TIMEOUT,
             refused_after: REFUSED_AFTER,
+            gone_within: GONE_WITHIN,
             bills_booting: true,
             bills_while_stopped: true,
             restarts_empty: false,

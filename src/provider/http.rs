@@ -21,7 +21,7 @@ mod window;
 pub(in crate::provider) mod tests;
 
 pub use account::KeyAccount;
-pub use client::{Answer, Api, Call, ITS_OWN_MIN, Told};
+pub use client::{Answer, Api, Call, ITS_OWN_MIN, PROOF_MIN, Told};
 pub use fault::{Fault, only};
 pub use gate::Endpoint;
 pub use listing::{Shared, whole};

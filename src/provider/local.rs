@@ -31,7 +31,8 @@ use crate::agent::facts::{self, Gpus};
 use crate::agent::folder::{Folder, FolderError};
 use crate::ambient::{Computer, SharedClock, crash_point};
 use crate::provider::{
-    Blind, CreateRequest, Machine, MachineStatus, Phase, Provider, REFUSED_AFTER, Released, Traits,
+    Blind, CreateRequest, GONE_WITHIN, Machine, MachineStatus, Phase, Provider, REFUSED_AFTER,
+    Released, Traits,
 };
 
 /// There is one kind of machine: this computer.
@@ -102,6 +103,7 @@ impl LocalProvider {
             request_timeout: REQUEST_TIMEOUT,
             acquire_timeout: ACQUIRE_TIMEOUT,
             refused_after: REFUSED_AFTER,
+            gone_within: GONE_WITHIN,
             bills_booting: true,
             bills_while_stopped: false,
             restarts_empty: false,

@@ -38,13 +38,14 @@ use stageline_core::unit::{Bytes, Timestamp};
 
 use super::doors::Doors;
 use super::http::{
-    Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, Recent, Shared, text,
+    Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, PROOF_MIN, Recent, Shared,
+    text,
 };
 use super::leftover::Kept;
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, Bring, Brought, Charges, CreateRequest, Machine, PhaseLimit, Provider,
-    REFUSED_AFTER, Released, SSH_PHASE, Traits,
+    Released, SSH_PHASE, Traits,
 };
 use crate::ssh::{Login, OwnKey};
 use offer::{Asks, Choice, Cloud};
@@ -278,7 +279,8 @@ fn traits(api: &Api) -> Traits {
         request_timeout: api.above(Duration::from_secs(60)),
         // The pull of a large image included.
         acquire_timeout: above(20, 120),
-        refused_after: REFUSED_AFTER,
+        refused_after: above(2, PROOF_MIN),
+        gone_within: above(10, PROOF_MIN),
         bills_booting: true,
         bills_while_stopped: true,
         restarts_empty: true,

@@ -28,8 +28,8 @@ use self::hosts::{Desk, machine_of, place_and_key, quote_of};
 pub use self::hosts::{OwnHost, recorded_host};
 use crate::ambient::{SharedClock, crash_point};
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, Machine, MachineStatus, PhaseLimit,
-    Provider, Released, Traits, Unseen, View,
+    AGENT_PHASE, Blind, Bring, Brought, CreateRequest, GONE_WITHIN, Machine, MachineStatus,
+    PhaseLimit, Provider, Released, Traits, Unseen, View,
 };
 use crate::ssh::{Claimed, Ended, Login, Mark, Means, Place, Seen, SshError};
 
@@ -98,6 +98,7 @@ impl SshProvider {
             request_timeout: REQUEST_TIMEOUT,
             acquire_timeout: ACQUIRE_TIMEOUT,
             refused_after: REFUSED_AFTER,
+            gone_within: GONE_WITHIN,
             bills_booting: true,
             bills_while_stopped: false,
             restarts_empty: false,

@@ -31,12 +31,13 @@ use tokio::sync::OnceCell;
 use self::offer::Buy;
 use super::doors::Doors;
 use super::http::{
-    Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, Recent, Shared, only, whole,
+    Answer, Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, PROOF_MIN, Recent, Shared,
+    only, whole,
 };
 use crate::ambient::crash_point;
 use crate::provider::{
     AGENT_PHASE, Blind, Bring, Brought, Charges, CreateRequest, Machine, PhaseLimit, Provider,
-    REFUSED_AFTER, Released, SSH_PHASE, Traits,
+    Released, SSH_PHASE, Traits,
 };
 use crate::ssh::{Login, OwnKey};
 
@@ -49,7 +50,20 @@ const SEARCH: Endpoint = Endpoint {
     burst: 10,
     by_address: true,
 };
+
+/// Turns for a create.
 const CREATE: Endpoint = Endpoint::each("create", Duration::from_millis(4500));
+
+/// And the moments at which creates are really sent: between a turn and its create the offer is read again and the intention is
+/// written down, which takes now more, now less, and what the provider asked for meanwhile holds here too.
+const SENT: Endpoint = Endpoint::each("create, as sent", Duration::from_millis(4500));
+
+/// Longest wait of a create for its moment, once its turn has come.
+const MOMENT_MAX: Duration = Duration::from_secs(20);
+
+/// Longest wait for the answer to a create.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
 const DESTROY: Endpoint = Endpoint::each("destroy", Duration::from_secs(3));
 const LIST: Endpoint = Endpoint::each("list", Duration::from_secs(1));
 const USER: Endpoint = Endpoint::each("user", Duration::from_secs(1));
@@ -98,9 +112,10 @@ impl Vastai {
             finds_by_key: true,
             visibility_delay: scaled(Duration::from_secs(120)),
             late_commit_window: scaled(Duration::from_secs(600)),
-            request_timeout: api.above(Duration::from_secs(30)),
+            request_timeout: api.above(MOMENT_MAX) + api.above(ANSWER_MAX),
             acquire_timeout: above(30, 120),
-            refused_after: REFUSED_AFTER,
+            refused_after: above(2, PROOF_MIN),
+            gone_within: above(10, PROOF_MIN),
             bills_booting: false,
             bills_while_stopped: true,
             restarts_empty: false,
@@ -275,6 +290,28 @@ impl Vastai {
         self.names.get_or_try_init(ask).await
     }
 
+    /// Waits for the moment of a create whose turn has come.
+    async fn moment(&self) -> Result<(), Cause> {
+        let wait = self.api.gate(&SENT).reserve();
+        if wait > self.api.above(MOMENT_MAX) {
+            let message = "too many creates of this account wait already; nothing was sent";
+            return Err(Cause::new(FailureClass::Rate, message)
+                .hint("run the same command again in a minute"));
+        }
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+
+    /// Creates whose turn has come already wait too, when the provider asks for a pause.
+    fn hold(&self, answer: &Result<Answer, Fault>) {
+        if let Err(fault) = answer
+            && fault.cause.class == FailureClass::Rate
+        {
+            let span = fault.retry_after.unwrap_or(SENT.every * 3);
+            self.api.gate(&SENT).hold(self.api.scaled(span));
+        }
+    }
+
     /// The one instance that a bid was answered with although it is too low: it is there, stopped, and bills its disk.
     fn made_stopped(request: &CreateRequest, fault: &Fault) -> Option<Machine> {
         request.quote.bid?;
@@ -380,12 +417,16 @@ impl Provider for Vastai {
             Err(cause) => return Outcome::Refused(cause),
         };
         let path = format!("/api/v0/asks/{}/", request.quote.id.ask());
+        if let Err(cause) = self.moment().await {
+            return Outcome::Refused(cause);
+        }
         let call = Call {
-            timeout: self.traits.request_timeout,
+            timeout: self.api.above(ANSWER_MAX),
             ..Call::send(Method::PUT, path, CREATE, body)
         };
         crash_point("a create, not yet sent");
         let answer = self.api.once(call).await;
+        self.hold(&answer);
         self.listing.forget().await;
         crash_point("a create, just answered");
         match answer {

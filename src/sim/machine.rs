@@ -204,7 +204,7 @@ impl Machine {
     }
 
     /// Counts its bill up to now: the machine while it runs, its disk as long as it is there, nothing while its host is away;
-    /// or all of it from its create until it is ended or taken back.
+    /// or all of it from its create until it is ended or taken back, wherever its host is.
     pub(super) fn count(&mut self, now: u64) {
         let due = |(at, _): &(u64, MicroDollars)| *at <= now;
         if let Some((at, price)) = self.later.take_if(|later| due(later)) {
@@ -216,7 +216,11 @@ impl Machine {
 
     fn count_to(&mut self, now: u64) {
         let until = self.gone_from.map_or(now, |from| from.min(now));
-        let away = self.away.unwrap_or((0, 0));
+        let away = match &self.course {
+            _ if self.bills_booting => (0, 0),
+            Course::Dies(how) if how == "offline" => (self.runs, u64::MAX),
+            Course::Well | Course::Never | Course::Dies(_) => self.away.unwrap_or((0, 0)),
+        };
         let there = overlap((self.created, until), (0, u64::MAX))
             .saturating_sub(overlap((self.created, until), away));
         let end = self.stopped_from.unwrap_or(u64::MAX).min(until);

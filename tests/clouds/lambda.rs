@@ -501,7 +501,7 @@ fn a_price_that_moves_between_the_last_look_and_the_launch_is_held_against_the_c
         600,
         1,
     );
-    desk.run("apply --auto-approve").exits(4);
+    desk.run("apply --auto-approve").exits(7);
     desk.agrees(0);
     assert_eq!(desk.cloud.world.lock().machines.len(), 1);
 }
@@ -526,7 +526,7 @@ fn a_new_key_of_the_account_goes_on_and_another_accounts_does_not() {
     let desk = Desk::of(Kind::Lambda, vec![], 600, 1);
     desk.run("apply --auto-approve").exits(0);
     let ran = desk.run_with(Some("somebody-elses"), "plan --detailed-exitcode");
-    ran.exits(0)
+    ran.exits(5)
         .says("it is kept")
         .says("the key is another one");
     let second = format!("{KEY}.second");

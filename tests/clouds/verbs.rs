@@ -342,6 +342,30 @@ async fn another_accounts_key_proves_nothing() {
     cloud.stop().await;
 }
 
+/// Between its turn and its create an offer is read again, which takes the longer the earlier the turn was: all are sent at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eight_creates_keep_their_distance_however_long_each_is_on_its_way() {
+    let cloud = cloud(Kind::Vastai, vec![], 10, false).await;
+    let (one, two) = (adapter(&cloud, "pace", None), adapter(&cloud, "pace", None));
+    let quotes = quotes(&one).await;
+    let rent = async |vast: &Vastai, attempt: u32| {
+        tokio::time::sleep(vast.turn()).await;
+        let late = Duration::from_millis(470) * (8 - attempt);
+        tokio::time::sleep(late).await;
+        let quote = quotes[usize::try_from(attempt).expect("small") - 1].clone();
+        let outcome = vast.create(request(quote, attempt)).await;
+        assert!(matches!(outcome, Outcome::Done(_)), "{outcome:?}");
+    };
+    let all = (1..=8).map(|attempt| rent(if attempt % 2 == 0 { &one } else { &two }, attempt));
+    futures::future::join_all(all).await;
+    let seen = {
+        let inner = cloud.world.lock();
+        (inner.too_soon, inner.machines.len())
+    };
+    assert_eq!(seen, (0, 8));
+    cloud.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_of_ours_comes_too_soon() {
     let cloud = cloud(Kind::Vastai, vec![], 1, false).await;

@@ -213,6 +213,12 @@ pub enum Event {
         /// Whatever it made costs nothing.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         free: bool,
+        /// What it costs at most.
+        #[serde(default)]
+        per_hour: MicroDollars,
+        /// Why it is in doubt; none when the tool died in between.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
     },
     /// A machine of a try that was in doubt was found.
     MachineFound {

@@ -60,10 +60,11 @@ pub use check::check;
 pub use draft::{Draft, Options, draft};
 pub use edits::edits;
 pub use expand::{Desired, expand, expand_within, recorded_graph};
-pub use interrupted::{interruptions, taken_away};
+pub use interrupted::{dead, interruptions, taken_away};
 pub use lapsed::{Renew, lapses};
 pub use market::{
-    Market, Markets, SHORTLIST_MAX, memory_known, next_offer, unfit, unfit_by_record, untaken,
+    Market, Markets, SHORTLIST_MAX, memory_known, next_offer, too_dear, unfit, unfit_by_record,
+    untaken,
 };
 pub use models::{Loaded, Memory, ModelFacts, ModelShape};
 pub use mounts::Volumes;

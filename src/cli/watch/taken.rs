@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stageline_core::id::LeaseId;
-use stageline_core::plan::taken_away;
+use stageline_core::plan::{dead, taken_away};
 use stageline_core::state::{Limit, ObservedLease, Seen, State};
 
 use super::super::Failure;
@@ -75,10 +75,7 @@ pub(super) fn about(lease: &LeaseId) -> String {
 fn lost(seen: &Seen<ObservedLease>) -> Option<String> {
     match seen {
         Seen::Gone => Some("is gone by the provider's listing".to_owned()),
-        Seen::There(seen) if !seen.interrupted => {
-            let dead = seen.dead.as_ref()?;
-            Some(format!("is dead: {dead}"))
-        }
+        Seen::There(seen) if !seen.interrupted => Some(format!("is dead: {}", dead(seen)?)),
         Seen::There(_) | Seen::Unknown(_) => None,
     }
 }

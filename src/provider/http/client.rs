@@ -30,6 +30,9 @@ const RETRY_AFTER_MAX: Duration = Policy::READ.asked_max.duration();
 /// Seconds here that a phase in which only the provider works has at least: a simulator with a fast clock is not seen more often.
 pub const ITS_OWN_MIN: u64 = 15;
 
+/// The same of looking for a proof that a machine is gone: that takes some listings.
+pub const PROOF_MIN: u64 = 20;
+
 /// The longest text of a provider's that is repeated.
 const WORDS_MAX: usize = 240;
 

@@ -6,8 +6,8 @@ use stageline_core::offer::Facts;
 use stageline_core::topology::AgentWay;
 
 use super::{ANSWER_MAX, MOMENT_MAX, READY_MAX, keys, wire};
-use crate::provider::http::{Api, ITS_OWN_MIN};
-use crate::provider::{AGENT_PHASE, BootLimits, PhaseLimit, REFUSED_AFTER, SSH_PHASE, Traits};
+use crate::provider::http::{Api, ITS_OWN_MIN, PROOF_MIN};
+use crate::provider::{AGENT_PHASE, BootLimits, PhaseLimit, SSH_PHASE, Traits};
 
 /// Minutes until a machine with many GPUs runs: eight H100 were seen to take 25.
 const MANY_BOOT: u64 = 35;
@@ -53,7 +53,8 @@ pub(super) fn traits(api: &Api) -> Traits {
             .sum(),
         // Its boot, and then the agent is fetched.
         acquire_timeout: above(MANY_BOOT + 10, 120),
-        refused_after: REFUSED_AFTER,
+        refused_after: above(2, PROOF_MIN),
+        gone_within: above(10, PROOF_MIN),
         bills_booting: true,
         bills_while_stopped: true,
         restarts_empty: false,

@@ -319,6 +319,11 @@ fn only_what_is_known_to_be_over_is_dead() {
         let status = status(json!({ "status": over }));
         assert!(matches!(status, MachineStatus::Dead(_)), "{over}");
     }
+    let costs = |status: &str| {
+        let machine = wire::machine(&instance(json!({ "status": status })), None);
+        machine.expect("one").price_per_hour > MicroDollars::ZERO
+    };
+    assert!(costs("unhealthy") && !costs("preempted") && !costs("terminated"));
     assert_eq!(
         status(json!({ "status": "terminating" })),
         MachineStatus::Ending

@@ -231,7 +231,11 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
             .and_then(Value::as_str)
             .and_then(Label::new),
         status,
-        price_per_hour: price(kind).unwrap_or_default(),
+        // What was taken back is billed no more.
+        price_per_hour: match is(instance, "preempted") || is(instance, "terminated") {
+            true => MicroDollars::ZERO,
+            false => price(kind).unwrap_or_default(),
+        },
         facts: offer::facts(kind, region.as_deref()),
         contact,
         created_at: None,

@@ -17,7 +17,7 @@ use super::fault::{Fault, FaultTable, Verb};
 use super::hook::{CallPoint, Hook, Side};
 use crate::ambient::{Clock, SharedClock};
 use crate::machine::sim::{AgentState, SimMachines};
-use crate::provider::{MachineStatus, Phase, REFUSED_AFTER, Traits};
+use crate::provider::{GONE_WITHIN, MachineStatus, Phase, REFUSED_AFTER, Traits};
 
 /// Something that an account rents out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,7 @@ impl AccountSpec {
                 request_timeout: Duration::from_secs(30),
                 acquire_timeout: Duration::from_secs(20 * 60),
                 refused_after: REFUSED_AFTER,
+                gone_within: GONE_WITHIN,
                 bills_booting: true,
                 bills_while_stopped: true,
                 restarts_empty: false,

@@ -383,6 +383,32 @@ fn what_was_bid_for_and_stands_still_was_taken_away() {
     }
 }
 
+/// What an instance costs now is not what its record says that it costs, unless it runs.
+#[test]
+fn what_stands_still_costs_its_disk_and_what_is_on_a_host_that_is_away_costs_nothing() {
+    let costs = |change: Value| {
+        let mut seen = instance(change);
+        seen["disk_space"] = json!(40);
+        seen["storage_cost"] = json!(0.15);
+        wire::machine(&seen, None).expect("one").price_per_hour
+    };
+    let (all, disk) = (MicroDollars(408_334), MicroDollars(8_334));
+    for (change, price) in [
+        (json!({}), all),
+        (json!({ "actual_status": "loading" }), all),
+        (json!({ "actual_status": "exited" }), all),
+        (json!({ "actual_status": "stopped" }), disk),
+        (json!({ "intended_status": "stopped" }), disk),
+        (
+            json!({ "cur_state": "stopped", "next_state": "stopped" }),
+            disk,
+        ),
+        (json!({ "actual_status": "offline" }), MicroDollars::ZERO),
+    ] {
+        assert_eq!(costs(change.clone()), price, "{change}");
+    }
+}
+
 #[test]
 fn a_page_is_whole_or_is_none() {
     let page = |body: Value| wire::page(&body);

@@ -8,7 +8,7 @@ use serde_json::Value;
 use stageline_core::id::MachineId;
 use stageline_core::label::Label;
 use stageline_core::resource::{Contact, FailureClass};
-use stageline_core::unit::Timestamp;
+use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::boot::{PORT, PUSHED};
 use super::offer;
@@ -185,10 +185,10 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
         .or_else(|| number(instance.get("instance")?, "totalHour"))
         .or_else(|| number(instance.get("search")?, "totalHour"));
     let label = instance.get("label").and_then(Value::as_str);
-    let price_per_hour = match (&status, number(instance, "disk_space")) {
-        // Only its disk is billed, whatever it would cost again.
-        (MachineStatus::Interrupted(_), Some(disk)) => offer::disk_price(instance, whole(disk)),
-        (_, _) => price.and_then(money).unwrap_or_default(),
+    let price_per_hour = match (bills(instance), number(instance, "disk_space")) {
+        (Bills::Nothing, _) => MicroDollars::ZERO,
+        (Bills::Disk, Some(disk)) => offer::disk_price(instance, whole(disk)),
+        (Bills::Disk, None) | (Bills::All, _) => price.and_then(money).unwrap_or_default(),
     };
     Some(Machine {
         id: id(instance, "id")?.parse().ok()?,
@@ -221,6 +221,30 @@ fn timestamp(seconds: f64) -> Option<Timestamp> {
     Timestamp::from_millisecond((seconds * 1000.0) as i64).ok()
 }
 
+/// What of an instance is billed, whatever it says that it costs.
+enum Bills {
+    All,
+    /// It stands still.
+    Disk,
+    /// Its host is away.
+    Nothing,
+}
+
+fn bills(instance: &Value) -> Bills {
+    match text(instance, "actual_status").as_deref() {
+        Some("offline") => Bills::Nothing,
+        Some("stopped" | "frozen") => Bills::Disk,
+        Some(_) | None if stands_still(instance) => Bills::Disk,
+        Some(_) | None => Bills::All,
+    }
+}
+
+/// Whether it was stopped, or is not to run.
+fn stands_still(instance: &Value) -> bool {
+    let is = |field: &str, state: &str| text(instance, field).as_deref() == Some(state);
+    is("intended_status", "stopped") || (is("cur_state", "stopped") && is("next_state", "stopped"))
+}
+
 /// Where it is in its life. Only what is known to be over is dead; a word that nobody knows is on its way.
 fn status(instance: &Value) -> MachineStatus {
     let word = |field: &str| text(instance, field);
@@ -241,8 +265,7 @@ fn status(instance: &Value) -> MachineStatus {
     if is("cur_state", "unloaded") || is("next_state", "unloaded") {
         return MachineStatus::Ending;
     }
-    let stands_still = is("intended_status", "stopped")
-        || (is("cur_state", "stopped") && is("next_state", "stopped"));
+    let stands_still = stands_still(instance);
     if flag(instance, "is_bid") == Some(true) && (stands_still || is("actual_status", "stopped")) {
         let said = said.map_or_else(String::new, |said| format!(" (`{said}`)"));
         let why = "it stands still, because somebody bids more, or by hand";

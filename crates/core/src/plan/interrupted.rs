@@ -42,12 +42,16 @@ pub fn interruptions(state: &State, observed: &Observed) -> Vec<Edit> {
 
 /// What is said of a machine that was taken away; none when it was not.
 pub fn taken_away(seen: &ObservedLease) -> Option<String> {
-    let why = seen.dead.as_ref().filter(|_| seen.interrupted)?;
-    let costs = match seen.price_per_hour {
-        MicroDollars::ZERO => String::new(),
-        price => format!("; it costs {price}/h until it is released"),
-    };
-    Some(format!("{why}{costs}"))
+    dead(seen).filter(|_| seen.interrupted)
+}
+
+/// What is said of a machine that is broken for good, with what it costs still; none when it is not.
+pub fn dead(seen: &ObservedLease) -> Option<String> {
+    let why = seen.dead.as_ref()?;
+    Some(match seen.price_per_hour {
+        MicroDollars::ZERO => why.clone(),
+        price => format!("{why}; it costs {price}/h until it is released"),
+    })
 }
 
 impl Desired {

@@ -6,7 +6,7 @@
 use super::Verdict;
 use super::disk::other_disk;
 use super::draft::{Call, Drafting, Fate, lease_receipt, measured};
-use super::interrupted::taken_away;
+use super::interrupted::{dead, taken_away};
 use super::market::unfit;
 use crate::id::{Address, LeaseId, RequestKey};
 use crate::journal::Verb;
@@ -201,7 +201,7 @@ impl<'a> Drafting<'a> {
             Some(Seen::There(seen)) => {
                 if let Some(why) = taken_away(seen) {
                     Some(format!("its spot machine {machine} was taken away: {why}"))
-                } else if let Some(dead) = &seen.dead {
+                } else if let Some(dead) = dead(seen) {
                     Some(format!("its machine {machine} is dead: {dead}"))
                 } else {
                     if seen.price_per_hour != receipt.price_per_hour {

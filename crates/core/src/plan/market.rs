@@ -56,6 +56,14 @@ pub fn untaken(terms: &Terms, memory: Bytes, quote: &Quote) -> Vec<String> {
     why
 }
 
+/// The ceiling of terms, where a quote costs more than that and is as asked for but for its price.
+pub fn too_dear(terms: &Terms, memory: Bytes, quote: &Quote) -> Option<MicroDollars> {
+    let ceiling = terms
+        .ceiling
+        .filter(|ceiling| quote.price_per_hour > *ceiling)?;
+    (untaken(terms, memory, quote).len() == 1).then_some(ceiling)
+}
+
 fn told(misfit: &Misfit) -> String {
     format!("{} (it has {})", misfit.term, misfit.found)
 }
