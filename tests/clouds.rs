@@ -14,6 +14,7 @@ mod keys;
 mod knobs;
 mod lai;
 mod lambda;
+mod looked_at;
 mod mounts;
 mod official;
 mod private;
