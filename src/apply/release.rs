@@ -121,10 +121,11 @@ impl<'a> Run<'a> {
             let watched = self.effects.clock.boottime().saturating_sub(start);
             let mut trouble = None;
             if let Some(machine) = &known {
+                // It was there when it was asked for; when the answer comes it may be over for some time.
+                let asked = self.effects.clock.now();
                 match provider.release(machine).await {
                     Ok(Released::Accepted) => {
-                        let now = self.effects.clock.now();
-                        self.sightings.borrow_mut().insert(address.clone(), now);
+                        self.sightings.borrow_mut().insert(address.clone(), asked);
                         known = None;
                     }
                     Ok(Released::Unknown) => known = None,

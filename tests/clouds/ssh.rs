@@ -362,7 +362,7 @@ fn a_host_that_cannot_be_reached_is_not_given_back() {
         .says("no answer")
         .says("its agent and its workers may still run there")
         .says("when the host is back");
-    desk.run("status").exits(4).says("no answer");
+    desk.run("status").exits(5).says("no answer");
     desk.run("plan").exits(5).says("no answer");
     let took = start.elapsed();
     assert!(took < Duration::from_secs(50), "it took {took:?}");
