@@ -191,19 +191,15 @@ impl Shared {
             Event::HostMet { lease, host, fingerprint } => Some(met(lease, host, fingerprint)),
             Event::MachineFailed { machine, cause, noted, goes_on, log, .. } => {
                 let label = self.console.paint("1;31", "gave up");
-                let mut text = cause.message.clone();
-                text += &last_lines(log);
-                if *noted {
-                    text += "\n  its host is noted: no plan of this topology takes it for a week";
-                }
+                let why = given_up(&cause.message, log, *noted);
                 let next = if *goes_on { "; the next offer follows" } else { "" };
-                Some(format!("{text}\n  {label} machine {machine}: it is being released{next}"))
+                Some(format!("{why}\n  {label} machine {machine}: it is being released{next}"))
             }
             Event::Settling { address, attempt, until, free, per_hour, why } => {
-                let why = why.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
-                let bills = if *free { String::new() } else { format!(" and may bill up to {per_hour}/h") };
+                let bills = (!*free).then_some(*per_hour);
+                let doubt = in_doubt(why.as_deref(), bills);
                 Some(format!(
-                    "{address}: try {attempt} is unresolved{why}{bills}; watching the provider's listing until {until:.0}"
+                    "{address}: try {attempt} is unresolved{doubt}; watching the provider's listing until {until:.0}"
                 ))
             }
             Event::MachineFound { address, machine, kept } => {
@@ -241,6 +237,23 @@ impl Shared {
             | Event::RunEnded { .. } => None,
         }
     }
+}
+
+/// Why a machine is given up.
+fn given_up(why: &str, log: &[String], noted: bool) -> String {
+    let host = if noted {
+        "\n  its host is noted: no plan of this topology takes it for a week"
+    } else {
+        ""
+    };
+    format!("{why}{}{host}", last_lines(log))
+}
+
+/// Why a try is in doubt, and what it may cost.
+fn in_doubt(why: Option<&str>, bills: Option<MicroDollars>) -> String {
+    let why = why.map_or_else(String::new, |why| format!(" ({why})"));
+    let bills = bills.map_or_else(String::new, |most| format!(" and may bill up to {most}/h"));
+    format!("{why}{bills}")
 }
 
 /// What a machine that failed said last.

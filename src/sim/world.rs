@@ -211,28 +211,26 @@ impl World {
         id
     }
 
-    fn machine(&self, id: u64, now: u64, offer: Offer, wish: Wish) -> Machine {
-        let fires = |knob: &str| self.faults.fires(knob);
-        let after =
-            |fault: Option<Fault>, otherwise: u64| fault.map_or(0, |fault| fault.millis(otherwise));
-        let provisioned = now + PROVISION_MS;
-        let slow = fires("boot-slow").map_or(LOAD_MS, |fault| fault.millis(1500));
-        let runs = provisioned + slow;
-        let course = if wish.denied {
+    /// How the boot of the next machine goes.
+    fn course(&self, denied: bool) -> Course {
+        if denied {
             Course::Dies(super::registry::DENIED.to_owned())
-        } else if fires("boot-never").is_some() {
+        } else if self.faults.fires("boot-never").is_some() {
             Course::Never
-        } else if let Some(fault) = fires("boot-dies") {
+        } else if let Some(fault) = self.faults.fires("boot-dies") {
             Course::Dies(fault.text.unwrap_or_else(|| "exited".to_owned()))
         } else {
             Course::Well
-        };
-        let disk = Bytes(wish.disk_gib << 30);
-        let facts = match fires("create-other-machine") {
+        }
+    }
+
+    /// What the record of the next machine says that it is, and what its agent finds.
+    fn is_and_is_found(&self, offer: &Offer) -> (Facts, Facts) {
+        let facts = match self.faults.fires("create-other-machine") {
             Some(_) => other(&offer.facts),
             None => offer.facts.clone(),
         };
-        let found = match fires("boot-wrong-gpu") {
+        let found = match self.faults.fires("boot-wrong-gpu") {
             Some(fault) if fault.says("fewer") => fewer(&facts),
             Some(fault) if fault.says("mixed") => mixed(&facts),
             Some(fault) if fault.says("driver") => Facts {
@@ -242,6 +240,19 @@ impl World {
             Some(_) => other(&facts),
             None => facts.clone(),
         };
+        (facts, found)
+    }
+
+    fn machine(&self, id: u64, now: u64, offer: Offer, wish: Wish) -> Machine {
+        let fires = |knob: &str| self.faults.fires(knob);
+        let after =
+            |fault: Option<Fault>, otherwise: u64| fault.map_or(0, |fault| fault.millis(otherwise));
+        let provisioned = now + PROVISION_MS;
+        let slow = fires("boot-slow").map_or(LOAD_MS, |fault| fault.millis(1500));
+        let runs = provisioned + slow;
+        let course = self.course(wish.denied);
+        let disk = Bytes(wish.disk_gib << 30);
+        let (facts, found) = self.is_and_is_found(&offer);
         let meter = Meter::new(offer.price, wish.disk_gib, offer.disk_month);
         let price_later = fires("price-later").map(|fault| {
             let price = dearer(offer.price, fault.factor.unwrap_or(1.1));

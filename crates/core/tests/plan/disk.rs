@@ -36,7 +36,7 @@ fn disks(desired: &Desired) -> Vec<(u64, bool)> {
     let specs = desired.specs.values();
     let leases = specs.filter_map(|spec| match spec {
         Spec::Lease(spec) => Some((spec.disk.0 / Bytes::gib(1).0, spec.files.is_some())),
-        _ => None,
+        Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_) => None,
     });
     leases.collect()
 }

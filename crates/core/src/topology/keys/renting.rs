@@ -155,7 +155,7 @@ pub(super) const REGISTRY: Key = Key {
     need: Need::Optional("anybody may pull `image`"),
     change: Change::Replace,
     doc: "Who may pull a private `image`; for `vastai` and `runpod`. At `vastai` it goes with the request for the machine; at \
-          `runpod` it is kept in the account as a credential named `stageline-...`, which is removed when no pod uses it any \
+          `runpod` it is kept in the account as a credential named like the pod, `sl-...`, which is removed when no pod uses it any \
           more. Whoever has the machine's host, or the account, may see it: let it be a token that can do nothing but pull.",
     example: "{ server = \"ghcr.io\", username = \"puller\", password = { env = \"GHCR_TOKEN\" } }",
 };
