@@ -144,8 +144,7 @@ impl Inner {
 
     /// Keeps these limits from now on, and after a restart.
     pub(super) fn keep_within(&self, limits: LeaseLimits) -> Result<Reply, Refusal> {
-        let keeps = self.limits.lock().expect("no holder panics").is_some();
-        let Some(own) = self.config.own_end.as_ref().filter(|_| keeps) else {
+        let Some(own) = &self.config.own_end else {
             return Ok(Reply::Done);
         };
         let own = OwnEnd {
@@ -157,7 +156,10 @@ impl Inner {
             ..self.config.clone()
         };
         folder::write_json(&self.folder.config(), &config).map_err(super::blobs::refusal)?;
-        *self.limits.lock().expect("no holder panics") = Some(limits);
+        // One that has no means does not say that it keeps them.
+        if let Some(kept) = self.limits.lock().expect("no holder panics").as_mut() {
+            *kept = limits;
+        }
         tracing::info!(idle_timeout = %limits.idle_timeout, max_lifetime = %limits.max_lifetime, "other limits from now on");
         Ok(Reply::Done)
     }
