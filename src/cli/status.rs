@@ -325,6 +325,7 @@ fn lease(state: &State, observed: &Observed, agents: &Agents, lease: &LeaseId) -
                 let facts = &status.facts;
                 let gpus = match facts.gpus.len() {
                     0 => String::new(),
+                    1 => ", 1 GPU".to_owned(),
                     n => format!(", {n} GPUs"),
                 };
                 (
@@ -456,14 +457,11 @@ fn text(report: &Report, console: &Console) -> String {
         text.push_str(&console.row("hint: ", 6, hint));
     }
     text.push_str(&format!("{} per hour\n", report.per_hour));
-    if let Some(total) = money::total(&report.spent) {
-        text.push_str(&format!("{total}\n"));
-    }
-    for line in &report.billed {
-        text.push_str(&format!("{line}\n"));
-    }
-    if let Some(lock) = &report.at_work {
-        text.push_str(&format!("{lock}\n"));
+    let total = money::total(&report.spent);
+    let billed = report.billed.iter().map(ToString::to_string);
+    let lock = report.at_work.iter().map(ToString::to_string);
+    for sentence in total.into_iter().chain(billed).chain(lock) {
+        text.push_str(&console.row("", 4, &sentence));
     }
     text + &avoided(&report.avoided, console)
 }
