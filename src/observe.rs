@@ -189,7 +189,7 @@ pub fn age(
     let age = match billed {
         Some(billed) => {
             let now = state.ledger_now(clock.now(), clock.boot_point().as_ref());
-            now.duration_since(billed.since)
+            now.duration_since(billed.born())
         }
         None => clock.now().duration_since(held.created_at),
     };

@@ -126,7 +126,7 @@ pub fn what_follows(lease: &LeaseId, lapse: &Lapse) -> String {
 /// Whether a lease lived longer than it may. `now` is a ledger time.
 pub fn outlived(recorded: &Recorded, limits: LeaseLimits, now: Timestamp) -> Option<String> {
     let born = match recorded.billed {
-        Some(billed) => billed.since,
+        Some(billed) => billed.born(),
         None => recorded.tried_since?,
     };
     let age = u64::try_from(now.duration_since(born).as_millis()).unwrap_or(0);

@@ -45,7 +45,7 @@ pub fn lapses(
             let span = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(0);
             span >= limit.0
         };
-        let (limit, span) = if passed(billed.since, limits.max_lifetime) {
+        let (limit, span) = if passed(billed.born(), limits.max_lifetime) {
             (Limit::Lifetime, limits.max_lifetime)
         } else if passed(billed.seen, limits.idle_timeout) {
             (Limit::Idle, limits.idle_timeout)

@@ -51,6 +51,10 @@ pub struct Billed {
     /// From when it may have cost that already.
     #[schemars(with = "String")]
     pub maybe_since: Timestamp,
+    /// When it was made, where that is not `since` any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub made: Option<Timestamp>,
     /// When it was seen last.
     #[schemars(with = "String")]
     pub seen: Timestamp,
@@ -227,6 +231,7 @@ impl Billed {
             },
             since,
             maybe_since,
+            made: None,
             seen: since,
             booting: false,
             dated: None,
@@ -262,6 +267,11 @@ impl Billed {
         })
     }
 
+    /// When the machine was made, whatever its rate was since.
+    pub fn born(&self) -> Timestamp {
+        self.made.unwrap_or(self.since)
+    }
+
     /// It was seen to run: from here on it surely costs its rate.
     pub(super) fn runs(&mut self, rate: MicroDollars, now: Timestamp) {
         if self.booting && self.dated.is_none() {
@@ -286,6 +296,7 @@ impl Billed {
         };
         let sure = self.at_rate(was, seen, seen);
         self.before = self.before.and(sure).and(gap);
+        self.made = Some(self.born());
         (self.since, self.maybe_since, self.seen) = (now, now, now);
         self.dated = None;
     }

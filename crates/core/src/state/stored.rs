@@ -160,6 +160,8 @@ struct WrittenBilled {
     #[serde(skip_serializing_if = "Option::is_none")]
     maybe_since: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    made: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     seen: Option<Timestamp>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     booting: bool,
@@ -175,6 +177,7 @@ impl WrittenBilled {
                 before: Some(billed.before),
                 since: Some(billed.since),
                 maybe_since: Some(billed.maybe_since),
+                made: billed.made,
                 seen: Some(billed.seen),
                 booting: billed.booting,
                 dated: billed.dated,
@@ -184,6 +187,7 @@ impl WrittenBilled {
             before: Some(billed.before).filter(|before| *before != usual.before),
             since: Some(billed.since).filter(|since| *since != usual.since),
             maybe_since: Some(billed.maybe_since).filter(|since| *since != usual.maybe_since),
+            made: billed.made,
             seen: Some(billed.seen).filter(|seen| *seen != usual.seen),
             booting: billed.booting,
             dated: billed.dated,
@@ -204,6 +208,7 @@ fn usual_account(receipt: Option<&Receipt>, tried_since: Option<Timestamp>) -> O
         },
         since: lease.created_at,
         maybe_since,
+        made: None,
         seen: lease.created_at,
         booting: false,
         dated: None,

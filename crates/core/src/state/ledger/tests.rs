@@ -207,6 +207,12 @@ fn a_rate_that_moved_counts_low_and_high_since_the_machine_was_seen() {
         story.spent(at(300), true),
         (100 + 100 + 200, 100 + 200 + 200)
     );
+    // It is as old as before: a limit on its life does not begin anew.
+    let recorded = story.state.resources.values().next().expect("the lease");
+    assert_eq!(recorded.billed.expect("an account").born(), at(0));
+    let json = serde_json::to_string(&story.state).expect("plain data");
+    let read: State = serde_json::from_str(&json).expect("it reads what it writes");
+    assert_eq!(read, story.state);
 }
 
 #[test]

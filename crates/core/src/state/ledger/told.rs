@@ -90,6 +90,7 @@ impl Billed {
             },
             since: at,
             maybe_since: at,
+            made: None,
             seen: at,
             booting: false,
             dated: None,
@@ -124,6 +125,7 @@ impl Billed {
             }
         };
         if from == to {
+            self.made = Some(self.born());
             (self.since, self.maybe_since) = (at, at);
         }
         if !over {

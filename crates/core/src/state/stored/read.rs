@@ -144,6 +144,8 @@ struct ReadBilled {
     #[serde(default)]
     seen: Option<Timestamp>,
     #[serde(default)]
+    made: Option<Timestamp>,
+    #[serde(default)]
     booting: bool,
     #[serde(default)]
     dated: Option<Dated>,
@@ -157,6 +159,7 @@ impl ReadBilled {
             since: self.since.unwrap_or(usual.since),
             maybe_since: self.maybe_since.unwrap_or(usual.maybe_since),
             seen: self.seen.unwrap_or(usual.seen),
+            made: self.made,
             booting: self.booting,
             dated: self.dated,
         };
@@ -166,6 +169,7 @@ impl ReadBilled {
                 since: self.since?,
                 maybe_since: self.maybe_since?,
                 seen: self.seen?,
+                made: self.made,
                 booting: self.booting,
                 dated: self.dated,
             })
