@@ -9,6 +9,7 @@ mod account;
 mod client;
 mod fault;
 mod gate;
+mod lines;
 mod listing;
 mod place;
 mod recent;

@@ -1,6 +1,6 @@
 //! One call, and reads and releases that are sent again.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -15,14 +15,12 @@ use tokio::time::Instant;
 
 use super::fault::Fault;
 use super::gate::{Endpoint, Gate, gate};
+use super::lines::{Line, Lines};
 use super::place::{Base, clear};
 use super::window::used_up;
 use super::{CloudSettings, fingerprint};
 use crate::ambient::random;
 use crate::provider::Blind;
-
-/// From the dial to a connection.
-const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// The longest pause that a provider is granted.
 const RETRY_AFTER_MAX: Duration = Policy::READ.asked_max.duration();
@@ -110,13 +108,8 @@ pub struct Api {
     key: Result<Arc<SecretString>, Cause>,
     account: String,
     dialect: Dialect,
-    client: OnceLock<Kept>,
-    /// Keeps no connection: one that was kept may be dead, and what is sent once cannot be sent again.
-    fresh: OnceLock<Kept>,
+    lines: Lines,
 }
-
-/// A client, or why there is none.
-type Kept = Result<reqwest::Client, Cause>;
 
 impl std::fmt::Debug for Api {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -138,8 +131,7 @@ impl Api {
             key: settings.key.clone(),
             account,
             dialect,
-            client: OnceLock::new(),
-            fresh: OnceLock::new(),
+            lines: Lines::default(),
         }
     }
 
@@ -214,20 +206,24 @@ impl Api {
     /// [`Fault`] with the effect that it may have had.
     pub async fn once(&self, call: Call) -> Result<Answer, Fault> {
         let gate = self.gate(&call.endpoint);
-        let client = self.fresh.get_or_init(|| client(self.base()?, 0));
-        self.one(client, &call, &gate).await
+        self.one(self.fresh(), &call, &gate).await
     }
 
     async fn repeat(&self, call: Call, policy: &Policy) -> Result<Answer, Fault> {
         let gate = self.gate(&call.endpoint);
         let pace = |span| self.scaled(span);
-        again(&gate, policy, pace, || {
-            self.one(self.keeping(), &call, &gate)
+        again(&gate, policy, pace, |attempt| {
+            let client = if attempt == 1 {
+                self.keeping()
+            } else {
+                self.fresh()
+            };
+            self.one(client, &call, &gate)
         })
         .await
     }
 
-    async fn one(&self, client: &Kept, call: &Call, gate: &Gate) -> Result<Answer, Fault> {
+    async fn one(&self, client: &Line, call: &Call, gate: &Gate) -> Result<Answer, Fault> {
         let request = self.request_by(client, call).map_err(Fault::before)?;
         let answer = self.exchange(request, call, gate);
         match tokio::time::timeout(call.timeout, answer).await {
@@ -275,7 +271,7 @@ impl Api {
                 "the answer names an address that is not fetched".to_owned(),
             ));
         };
-        let client = self.keeping().as_ref().map_err(Clone::clone)?;
+        let client = self.fresh().as_ref().map_err(Clone::clone)?;
         let fetch = async {
             let response = client
                 .get(parsed)
@@ -301,16 +297,21 @@ impl Api {
         }
     }
 
-    /// The client that keeps its connections.
-    fn keeping(&self) -> &Kept {
-        self.client.get_or_init(|| client(self.base()?, usize::MAX))
+    /// The client for what may be sent again.
+    fn keeping(&self) -> &Line {
+        self.lines.keeping(&self.base)
     }
 
-    pub(super) fn request(&self, call: &Call) -> Result<reqwest::RequestBuilder, Cause> {
-        self.request_by(self.keeping(), call)
+    /// The client for what is sent once, and for what is sent again.
+    pub(super) fn fresh(&self) -> &Line {
+        self.lines.fresh(&self.base)
     }
 
-    fn request_by(&self, client: &Kept, call: &Call) -> Result<reqwest::RequestBuilder, Cause> {
+    pub(super) fn request_by(
+        &self,
+        client: &Line,
+        call: &Call,
+    ) -> Result<reqwest::RequestBuilder, Cause> {
         let base = self.base()?;
         let key = self.key.as_ref().map_err(Clone::clone)?;
         let config = |message: String| Cause::new(FailureClass::Config, message);
@@ -456,12 +457,12 @@ impl Api {
     }
 }
 
-/// Sends something again while that helps. What is waited for a turn is not counted: others took that time.
+/// Sends something again while that helps, and tells which attempt it is. What is waited for a turn is not counted: others took that time.
 pub(super) async fn again<T, F: Future<Output = Result<T, Fault>>>(
     gate: &Gate,
     policy: &Policy,
     pace: impl Fn(Duration) -> Duration,
-    one: impl Fn() -> F,
+    one: impl Fn(u32) -> F,
 ) -> Result<T, Fault> {
     let start = Instant::now();
     let (mut policy, mut attempt, mut queued) = (*policy, 0, Duration::ZERO);
@@ -472,7 +473,7 @@ pub(super) async fn again<T, F: Future<Output = Result<T, Fault>>>(
             tokio::time::sleep(wait).await;
             queued += wait;
         }
-        let fault = match one().await {
+        let fault = match one(attempt).await {
             Ok(answer) => return Ok(answer),
             Err(fault) => fault,
         };
@@ -521,30 +522,6 @@ fn hinted(cause: Cause, name: &stageline_core::id::Name) -> Cause {
         | FailureClass::Unknown => return cause,
     };
     cause.hint(hint)
-}
-
-/// A client that keeps so many connections for what comes next.
-fn client(base: &Base, idle_max: usize) -> Result<reqwest::Client, Cause> {
-    // Another part of the process may have installed it already: the same one.
-    rustls::crypto::ring::default_provider()
-        .install_default()
-        .ok();
-    let mut builder = reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(CONNECT_MAX)
-        // A connection that the server closed meanwhile would look like a lost create.
-        .pool_idle_timeout(Duration::from_secs(10))
-        .pool_max_idle_per_host(idle_max)
-        .user_agent(concat!("stageline/", env!("CARGO_PKG_VERSION")));
-    if base.loopback {
-        builder = builder.no_proxy();
-    }
-    builder.build().map_err(|error| {
-        Cause::new(
-            FailureClass::Config,
-            format!("no HTTPS client can be made: {}", reason(&error)),
-        )
-    })
 }
 
 /// Seconds, or a date by the server's own clock; within bounds. Something else is no wish.

@@ -17,7 +17,9 @@ impl Api {
     pub async fn stream(&self, call: Call, quiet: Duration) -> Result<Vec<u8>, Fault> {
         let gate = self.gate(&call.endpoint);
         tokio::time::sleep(gate.reserve()).await;
-        let request = self.request(&call).map_err(Fault::before)?;
+        let request = self
+            .request_by(self.fresh(), &call)
+            .map_err(Fault::before)?;
         let deadline = Instant::now() + call.timeout;
         let late = || self.lost(&call, "it took too long");
         let response = match timeout_at(deadline, request.send()).await {

@@ -303,7 +303,7 @@ async fn a_turn_that_is_waited_for_and_a_pause_that_is_asked_for_leave_time_for_
             &gate,
             &policy,
             |span| span,
-            || {
+            |_| {
                 sent.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                 let fault = left.lock().expect("no panic").next();
                 async move { fault.map_or(Ok(()), Err) }
@@ -312,6 +312,42 @@ async fn a_turn_that_is_waited_for_and_a_pause_that_is_asked_for_leave_time_for_
         assert_eq!(answer.await.is_ok(), answered, "{index}");
         assert_eq!(sent.into_inner(), tries, "{index}");
     }
+}
+
+/// More connections than a release has attempts are kept, and each dies when it is used again.
+#[tokio::test]
+async fn what_is_sent_again_goes_over_a_connection_of_its_own() {
+    const KEPT: usize = 6;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = Arc::clone(&made);
+    let together = Arc::new(tokio::sync::Barrier::new(KEPT));
+    tokio::spawn(async move {
+        loop {
+            let (mut socket, _) = listener.accept().await.expect("accepted");
+            let index = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let together = Arc::clone(&together);
+            tokio::spawn(async move {
+                let mut request = vec![0; 64 << 10];
+                socket.read(&mut request).await.expect("read");
+                if index < KEPT {
+                    together.wait().await;
+                }
+                let reply = b"HTTP/1.1 200 x\r\ncontent-length: 2\r\n\r\n{}";
+                socket.write_all(reply).await.expect("written");
+                socket.read(&mut request).await.ok();
+            });
+        }
+    });
+    let api = api(&url);
+    let call = || Call::get("/things", ENDPOINT);
+    let reads = futures::future::join_all((0..KEPT).map(|_| api.read(call()))).await;
+    assert!(reads.iter().all(Result::is_ok));
+    api.release(call()).await.expect("the second goes through");
+    assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst), KEPT + 1);
+    api.read(call()).await.expect("the second goes through");
+    assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst), KEPT + 2);
 }
 
 #[tokio::test]
