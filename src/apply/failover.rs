@@ -1,6 +1,6 @@
 //! Which offer comes next: down the plan's shortlist, then fresh quotes on the same terms, then a wait for some.
 //!
-//! No offer is taken twice, none that a machine of this topology failed on, and none that the terms or the ceiling do not
+//! An account without room, by its caps, is left out. No offer is taken twice, none that a machine of this topology failed on, and none that the terms or the ceiling do not
 //! allow. The choice is a pure function of the core; it goes into the *started* entry of its try.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +33,8 @@ struct Hunt<'a> {
     shortlist: &'a [Choice],
     /// Taken in vain by this search, beside what is recorded.
     passed: Vec<Tried>,
+    /// Providers whose accounts have no room.
+    full: BTreeSet<Name>,
     /// Offers that were gone before anything was written down.
     gone: u32,
     /// Refused creates of a wait, which do not count: it is bounded by time.
@@ -92,6 +94,12 @@ impl<'a> Run<'a> {
                 Err(Stop::Dear(cause)) => {
                     self.placing.borrow_mut().remove(lease);
                     refused = Some(hunt.refused(&choice, false, cause));
+                }
+                Err(Stop::Full(cause)) => {
+                    self.placing.borrow_mut().remove(lease);
+                    hunt.full.insert(choice.quote.provider.clone());
+                    hunt.last = cause.clone();
+                    refused = Some(cause);
                 }
                 Err(Stop::Refused(cause)) if cause.class.moves_on() => {
                     self.placing.borrow_mut().remove(lease);
@@ -184,7 +192,7 @@ impl<'a> Run<'a> {
             if let Some(choice) = self.requote(act, hunt).await? {
                 return Ok(Some((choice, true)));
             }
-            if !self.wait_for_offer(act, lease, hunt).await? {
+            if hunt.is_full_everywhere() || !self.wait_for_offer(act, lease, hunt).await? {
                 return Ok(None);
             }
         }
@@ -331,6 +339,7 @@ impl<'a> Run<'a> {
         hunt.waiting = Some((since, (pause * 2).min(ASK_LONGEST)));
         // What was sold out then may be had now.
         hunt.passed.clear();
+        hunt.full.clear();
         Ok(true)
     }
 }
@@ -344,6 +353,7 @@ impl<'a> Hunt<'a> {
                 .map(|terms| terms.shortlist.as_slice())
                 .unwrap_or_default(),
             passed: Vec::new(),
+            full: BTreeSet::new(),
             gone: 0,
             uncounted: 0,
             waiting: None,
@@ -352,6 +362,12 @@ impl<'a> Hunt<'a> {
                 "run plan and apply again; `wait_for_capacity` of the lease makes apply wait",
             ),
         }
+    }
+
+    /// Whether no account has room: no offer can be waited for then.
+    fn is_full_everywhere(&self) -> bool {
+        let mut sellers = self.spec.rented_under().map(|terms| &terms.provider);
+        sellers.all(|seller| self.full.contains(seller))
     }
 
     /// Takes note that the next offer follows, and why.
@@ -389,6 +405,7 @@ impl<'a> Hunt<'a> {
         Avoid::noted(state.bad_at(now))
             .and(tried.filter(move |tried| tried.made || !waits))
             .and(&self.passed)
+            .closed(&self.full)
     }
 }
 

@@ -18,6 +18,7 @@ use stageline_core::unit::MicroDollars;
 
 use super::doubt::{SEND_WINDOW, receipt};
 use super::limited::unread;
+use super::room::NoRoom;
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
 use crate::provider::{Boot, CreateRequest, Machine, Provider, RegistryLogin};
 
@@ -139,11 +140,11 @@ impl<'a> Run<'a> {
                 &quote,
             )?;
             let counted = self.count_room(&launch, provider).await;
-            counted.map_err(Stop::Refused)?;
+            counted.map_err(Stop::Full)?;
             match self.no_room(lease, &launch) {
                 None => return Ok((quote, launch)),
-                Some(cause) => {
-                    self.wait_for_room(act, lease, (&launch, provider), cause)
+                Some(none) => {
+                    self.wait_for_room(act, lease, (&launch, provider), none)
                         .await?;
                 }
             }
@@ -156,26 +157,28 @@ impl<'a> Run<'a> {
         act: Act<'a>,
         lease: &LeaseId,
         (launch, provider): (&Launch, &dyn Provider),
-        mut cause: Cause,
+        mut none: NoRoom,
     ) -> Result<(), Stop> {
         let start = self.effects.clock.boottime();
         let mut told = Duration::ZERO;
         loop {
-            if !self.room_may_come() {
-                return Err(Stop::Refused(cause));
+            if !self.room_may_come(&none, launch) {
+                return Err(none.into());
             }
             let waited = self.effects.clock.boottime().saturating_sub(start);
             if waited >= provider.traits().gone_within {
-                let message = format!("{}; no release made room for it", cause.message);
-                let cause = Cause { message, ..cause };
-                return self.outcome(act, None, Outcome::InDoubt(cause)).await;
+                let none = none.but("no release made room for it");
+                return match none {
+                    NoRoom::OnAccount(cause) => Err(Stop::Full(cause)),
+                    NoRoom::InAll(cause) => self.outcome(act, None, Outcome::InDoubt(cause)).await,
+                };
             }
             if waited >= told {
                 told = waited + Duration::from_secs(1);
                 self.emit(Event::Waiting {
                     address: act.step.address.clone(),
                     verb: act.step.verb,
-                    what: format!("room for the next try: {}", cause.message),
+                    what: format!("room for the next try: {}", none.cause().message),
                     waited: self.since(start),
                 });
             }
@@ -183,7 +186,7 @@ impl<'a> Run<'a> {
             self.gang_holds(lease)?;
             match self.no_room(lease, launch) {
                 None => return Ok(()),
-                Some(still) => cause = still,
+                Some(still) => none = still,
             }
         }
     }
@@ -356,8 +359,8 @@ impl<'a> Run<'a> {
     /// Counts a launch against the caps until the journal does.
     fn reserve(&self, lease: &LeaseId, launch: &Launch) -> Result<(), Stop> {
         self.within_spend(lease)?;
-        if let Some(cause) = self.no_room(lease, launch) {
-            return Err(Stop::Refused(cause));
+        if let Some(none) = self.no_room(lease, launch) {
+            return Err(none.into());
         }
         let own = (lease.clone(), launch.attempt);
         let reserved = (launch.provider.clone(), launch.reservation);
@@ -366,7 +369,7 @@ impl<'a> Run<'a> {
     }
 
     /// Why this launch would break a cap: everything that is not proven gone counts, a try at its ceiling.
-    fn no_room(&self, lease: &LeaseId, launch: &Launch) -> Option<Cause> {
+    fn no_room(&self, lease: &LeaseId, launch: &Launch) -> Option<NoRoom> {
         let leaving = self.state(|state| {
             let own = state.resources.get(&Address::Lease(lease.clone()));
             let attempts = own.into_iter().flat_map(|own| own.attempts.values());
@@ -376,14 +379,14 @@ impl<'a> Run<'a> {
             // The plan says what may run at once: one that fails beside its successor.
             let message =
                 format!("{lease}: {leaving} machines that failed are not proven gone yet");
-            return Some(
-                Cause::new(FailureClass::Money, message)
-                    .hint("`stageline destroy` or the next apply goes on releasing them"),
-            );
+            let hint = "`stageline destroy` or the next apply goes on releasing them";
+            return Some(NoRoom::InAll(
+                Cause::new(FailureClass::Money, message).hint(hint),
+            ));
         }
         let own = (lease.clone(), launch.attempt);
         if let Some(cause) = self.no_room_on_account(&own, launch) {
-            return Some(cause);
+            return Some(NoRoom::OnAccount(cause));
         }
         let (total, most) = (self.options.max_total_per_hour, self.options.max_leases);
         if total.is_none() && most.is_none() {
@@ -392,16 +395,17 @@ impl<'a> Run<'a> {
         let (sum, machines) = self.with_it(lease, launch);
         if let Some(cap) = total.filter(|cap| sum > *cap) {
             let message = format!("{lease}: all machines together could cost {sum} per hour");
-            return Some(Cause::new(FailureClass::Money, message).hint(format!(
-                "limits.max_total_per_hour is {cap}; raise it, or ask less"
-            )));
+            let hint = format!("limits.max_total_per_hour is {cap}; raise it, or ask less");
+            return Some(NoRoom::InAll(
+                Cause::new(FailureClass::Money, message).hint(hint),
+            ));
         }
         let cap = most.filter(|cap| machines > *cap as usize)?;
         let message = format!("{lease}: with it there would be {machines} machines at once");
-        Some(
-            Cause::new(FailureClass::Money, message)
-                .hint(format!("limits.max_leases is {cap}; raise it, or ask less")),
-        )
+        let hint = format!("limits.max_leases is {cap}; raise it, or ask less");
+        Some(NoRoom::InAll(
+            Cause::new(FailureClass::Money, message).hint(hint),
+        ))
     }
 
     /// What all machines could cost per hour with this launch, and how many they could be. Each resource is looked at.
@@ -432,10 +436,14 @@ impl<'a> Run<'a> {
     }
 
     /// Whether a machine is on its way out that counts until it is proven gone.
-    fn room_may_come(&self) -> bool {
+    fn room_may_come(&self, none: &NoRoom, launch: &Launch) -> bool {
+        let counts = |other: &Launch| match none {
+            NoRoom::InAll(_) => true,
+            NoRoom::OnAccount(_) => other.provider == launch.provider,
+        };
         self.state(|state| {
             let mut attempts = state.resources.values().flat_map(|r| r.attempts.values());
-            attempts.any(|open| open.leaving.is_some())
+            attempts.any(|open| open.leaving.is_some() && counts(&open.launch))
         })
     }
 

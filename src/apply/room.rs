@@ -16,7 +16,7 @@ use stageline_core::state::State;
 use stageline_core::unit::MicroDollars;
 
 use super::boot::{Failure, Glance};
-use super::step::Run;
+use super::step::{Run, Stop};
 use crate::observe::{self, room};
 use crate::provider::{Phase, Provider};
 
@@ -157,6 +157,38 @@ impl Run<'_> {
             return glance;
         }
         waits(counted, glance)
+    }
+}
+
+/// What has no room for a launch, and why.
+pub(super) enum NoRoom {
+    /// The account of its provider; another provider's may have some.
+    OnAccount(Cause),
+    /// All of the topology together, or the lease.
+    InAll(Cause),
+}
+
+impl NoRoom {
+    pub(super) fn cause(&self) -> &Cause {
+        match self {
+            Self::OnAccount(cause) | Self::InAll(cause) => cause,
+        }
+    }
+
+    /// The same with this said of it.
+    pub(super) fn but(mut self, what: &str) -> Self {
+        let (Self::OnAccount(cause) | Self::InAll(cause)) = &mut self;
+        cause.message = format!("{}; {what}", cause.message);
+        self
+    }
+}
+
+impl From<NoRoom> for Stop {
+    fn from(none: NoRoom) -> Self {
+        match none {
+            NoRoom::OnAccount(cause) => Self::Full(cause),
+            NoRoom::InAll(cause) => Self::Refused(cause),
+        }
     }
 }
 

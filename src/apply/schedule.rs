@@ -206,7 +206,7 @@ async fn attend_step(run: &Run<'_>, id: StepId) -> Result<(), Stop> {
             verb,
             took: run.since(start),
         }),
-        Err(Stop::Refused(cause) | Stop::Dear(cause)) => {
+        Err(Stop::Refused(cause) | Stop::Dear(cause) | Stop::Full(cause)) => {
             let cause = cause.clone();
             run.emit(Event::StepRefused {
                 address,
@@ -226,7 +226,10 @@ async fn attend_step(run: &Run<'_>, id: StepId) -> Result<(), Stop> {
         }
         Err(Stop::Cut | Stop::Journal(_)) => {}
     }
-    if let Err(Stop::Refused(cause) | Stop::Dear(cause) | Stop::InDoubt(cause)) = &result {
+    if let Err(
+        Stop::Refused(cause) | Stop::Dear(cause) | Stop::Full(cause) | Stop::InDoubt(cause),
+    ) = &result
+    {
         run.break_gang(act, cause).await?;
     }
     result
@@ -331,7 +334,7 @@ impl Board {
                 self.summary.journal.get_or_insert(error);
                 return Vec::new();
             }
-            Err(Stop::Refused(cause) | Stop::Dear(cause)) => (cause, false),
+            Err(Stop::Refused(cause) | Stop::Dear(cause) | Stop::Full(cause)) => (cause, false),
             Err(Stop::InDoubt(cause)) => (cause, true),
         };
         let blocked = self.block_dependents(i, &step.address);
@@ -361,7 +364,7 @@ impl Board {
                 self.summary.journal.get_or_insert(error);
                 return;
             }
-            Err(Stop::Refused(cause) | Stop::Dear(cause)) => (cause, false),
+            Err(Stop::Refused(cause) | Stop::Dear(cause) | Stop::Full(cause)) => (cause, false),
             Err(Stop::InDoubt(cause)) => (cause, true),
         };
         self.summary.failed.push(Failed {

@@ -29,6 +29,8 @@ pub(super) enum Stop {
     Refused(Cause),
     /// The same: what was to be rented costs more than its ceiling now. Another offer may not.
     Dear(Cause),
+    /// The same: the account of its provider has no room, by its caps. Another provider's may have some.
+    Full(Cause),
     /// It may have acted. Already recorded.
     InDoubt(Cause),
     /// Its waiting was cut: the user interrupted, or the journal takes no more entries.

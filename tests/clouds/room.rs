@@ -126,8 +126,8 @@ fn two_topologies_that_launch_at_once_keep_a_cap_on_money() {
     );
 }
 
-#[test]
-fn a_lease_goes_to_its_other_provider_when_an_account_is_full() {
+/// One lease that may be rented at vast.ai, where an account has one place, and here.
+fn elsewhere_too() -> Desk {
     let desk = capped(Kind::Vastai, vec![], "max_leases = 1");
     let own = "[provider.own]\nkind = \"local\"\nprice_per_hour = 0.95\n[offer.own]\nprovider = \"own\"\n[offer.gpu]";
     desk.edit("[offer.gpu]", own);
@@ -135,6 +135,12 @@ fn a_lease_goes_to_its_other_provider_when_an_account_is_full() {
         "offers = [\"gpu\"]",
         "offers = [\"gpu\", \"own\"]\nunguarded = true",
     );
+    desk
+}
+
+#[test]
+fn a_lease_goes_to_its_other_provider_when_an_account_is_full() {
+    let desk = elsewhere_too();
     let first = desk.run("apply --auto-approve --state one");
     first.exits(0);
     assert!(!first.text.contains("is full"), "{}", first.text);
@@ -145,6 +151,22 @@ fn a_lease_goes_to_its_other_provider_when_an_account_is_full() {
             "the account of provider `vast` is full, so that lease.node[0] goes to other providers",
         )
         .says("max_leases is 1");
+    assert_eq!(desk.there().len(), 1);
+    desk.run("destroy --auto-approve --state other").exits(0);
+    desk.run("destroy --auto-approve --state one").exits(0);
+    assert!(desk.there().is_empty());
+}
+
+/// The plan saw room, and others took it since.
+#[test]
+fn a_lease_goes_to_its_other_provider_when_an_account_fills_up_after_the_plan() {
+    let desk = elsewhere_too();
+    desk.run("plan --out kept.plan --state other").exits(0);
+    desk.run("apply --auto-approve --state one").exits(0);
+    desk.run("apply kept.plan --state other")
+        .exits(0)
+        .says("max_leases is 1")
+        .says("is up, $0.95 per hour");
     assert_eq!(desk.there().len(), 1);
     desk.run("destroy --auto-approve --state other").exits(0);
     desk.run("destroy --auto-approve --state one").exits(0);

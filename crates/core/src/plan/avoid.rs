@@ -3,6 +3,8 @@
 //! A note bars what certainly leads to the bad host. A shape that may lead to any host is only put last. Nothing here
 //! forgets a note: that is the state's to do.
 
+use std::collections::BTreeSet;
+
 use super::placement::{Placement, Spot};
 use crate::id::Name;
 use crate::offer::{Quote, QuoteId};
@@ -13,6 +15,7 @@ use crate::state::{BadHost, Tried};
 pub struct Avoid<'a> {
     notes: Vec<&'a BadHost>,
     tried: Vec<(&'a Name, &'a QuoteId)>,
+    closed: Option<&'a BTreeSet<Name>>,
     placement: Placement,
 }
 
@@ -33,6 +36,7 @@ impl<'a> Avoid<'a> {
         Self {
             notes: notes.collect(),
             tried: Vec::new(),
+            closed: None,
             placement: Placement::default(),
         }
     }
@@ -53,6 +57,13 @@ impl<'a> Avoid<'a> {
         self
     }
 
+    /// Nor anything of these providers.
+    #[must_use]
+    pub fn closed(mut self, providers: &'a BTreeSet<Name>) -> Self {
+        self.closed = Some(providers);
+        self
+    }
+
     /// Whether this quote is not to be taken at all.
     pub fn bars(&self, quote: &Quote) -> bool {
         self.standing(quote) == Standing::Never
@@ -61,6 +72,12 @@ impl<'a> Avoid<'a> {
     /// Whether this quote may be taken.
     pub(super) fn standing(&self, quote: &Quote) -> Standing {
         if self.tried.contains(&(&quote.provider, &quote.id)) {
+            return Standing::Never;
+        }
+        if self
+            .closed
+            .is_some_and(|closed| closed.contains(&quote.provider))
+        {
             return Standing::Never;
         }
         if !self.placement.is_free() && !self.placement.allows(&Spot::of(quote)) {
