@@ -148,6 +148,7 @@ fn main() {
             speed: 1,
             seed: 7,
             program: Some(Path::new(env!("CARGO_BIN_EXE_stageline")).to_owned()),
+            fetch: false,
         };
         let running = runtime.block_on(sim::start(options)).expect("it listens");
         let dir = tempfile::tempdir().expect("a folder");

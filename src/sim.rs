@@ -23,6 +23,7 @@ mod machine;
 pub mod registry;
 mod runpod;
 mod serve;
+mod start;
 mod vastai;
 mod volume;
 mod world;
@@ -125,6 +126,8 @@ pub struct Options {
     pub seed: u64,
     /// The program that has the verb `agent`; none boots machines without an agent.
     pub program: Option<PathBuf>,
+    /// Machines fetch their agent by their start command, where that does so, instead of running `program`.
+    pub fetch: bool,
 }
 
 /// A simulator that runs in this process; dropping it ends it and its machines.

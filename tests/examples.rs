@@ -50,6 +50,7 @@ fn practice(runtime: &tokio::runtime::Runtime, kind: Kind) -> stageline::sim::Ru
         speed: 60,
         seed: 1,
         program: None,
+        fetch: false,
     };
     runtime
         .block_on(stageline::sim::start(options))

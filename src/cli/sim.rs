@@ -23,6 +23,9 @@ pub(crate) struct Sim {
     /// How fast its clock runs: real, fast (60 times), or a number
     #[arg(long, value_name = "PACE", default_value = "real", value_parser = pace)]
     clock: u32,
+    /// Machines fetch their agent by their start command, instead of running this program
+    #[arg(long)]
+    fetch: bool,
     /// For everything that is drawn
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -97,6 +100,7 @@ impl Sim {
             speed: self.clock,
             seed: self.seed,
             program: Some(std::env::current_exe()?),
+            fetch: self.fetch,
         };
         session::runtime()?.block_on(serve(options, console))
     }

@@ -1,17 +1,19 @@
 //! A machine that boots: the real agent, as a process in a folder of its own.
 //!
 //! The agent holds the other end of a pipe of ours as its standard input, so that it ends when we do, however we end. A machine that
-//! an agent is pushed to has an SSH server and a home instead; a guard with such a pipe ends what was started there.
+//! an agent is pushed to has an SSH server and a home instead, and one whose start command fetches its agent runs that; a guard with such a
+//! pipe ends what was started there.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use super::Kind;
 use super::door::Door;
 use super::machine::Machine;
+use super::start;
 use super::volume;
+use super::{Kind, Options};
 use crate::agent::boot::Package;
 use crate::agent::folder::{self, Folder, MACHINE_DIR};
 use crate::agent::process::end_leftovers;
@@ -47,18 +49,20 @@ rm -rf "$1"
 pub(super) struct Booter {
     root: PathBuf,
     program: Option<PathBuf>,
+    fetch: bool,
     kind: Kind,
 }
 
 impl Booter {
-    pub(super) fn new(program: Option<PathBuf>, kind: Kind) -> std::io::Result<Self> {
+    pub(super) fn new(options: &Options) -> std::io::Result<Self> {
         let name = u64::from_be_bytes(random());
         let root = std::env::temp_dir().join(format!("stageline-sim-{name:016x}"));
         folder::make_dir(&root).map_err(std::io::Error::other)?;
         Ok(Self {
             root: root.canonicalize()?,
-            program,
-            kind,
+            program: options.program.clone(),
+            fetch: options.fetch,
+            kind: options.kind,
         })
     }
 
@@ -71,6 +75,10 @@ impl Booter {
         // All machines share this computer: one has a free port of it, which is mapped, or a loopback address of its own.
         package.config.listen = machine.listen;
         let dir = self.root.join(id.to_string());
+        let command = start::command(self.kind, &machine.onstart, &dir.join("agent"));
+        if let Some(command) = command.filter(|_| self.fetch) {
+            return self.start_by(&command, &dir, &package, machine);
+        }
         package.unpack(&dir).ok()?;
         folder::write_json(&Folder::new(&dir).facts(), &machine.found).ok()?;
         volume::mount(&self.root, &dir, &machine.account, &machine.mounts).ok()?;
@@ -94,6 +102,45 @@ impl Booter {
             root: dir.clone(),
             folder: dir,
             child,
+            door: None,
+            env: BTreeMap::new(),
+        })
+    }
+
+    /// Starts it by the machine's own command, which fetches it.
+    fn start_by(
+        &self,
+        command: &str,
+        root: &Path,
+        package: &Package,
+        machine: &Machine,
+    ) -> Option<Agent> {
+        let dir = root.join("agent");
+        folder::make_dir(&dir).ok()?;
+        folder::write_json(&Folder::new(&dir).facts(), &machine.found).ok()?;
+        volume::mount(&self.root, &dir, &machine.account, &machine.mounts).ok()?;
+        let output = std::fs::File::create(dir.join("agent.out")).ok()?;
+        let guard = guard(root)?;
+        tokio::process::Command::new("sh")
+            .args(["-c", command])
+            .env_clear()
+            .envs(agent_environment())
+            .envs(package.environment())
+            .env("STAGELINE_HOME", root)
+            .env("STAGELINE_FETCH_PAUSE", "0.1")
+            .env(MACHINE_DIR, &dir)
+            .envs(own_key(package, self.kind, machine))
+            .current_dir(root)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().ok()?)
+            .stderr(output)
+            .process_group(0)
+            .spawn()
+            .ok()?;
+        Some(Agent {
+            root: root.to_owned(),
+            folder: dir,
+            child: guard,
             door: None,
             env: BTreeMap::new(),
         })
@@ -127,17 +174,7 @@ impl Booter {
         let mut listen = machine.listen.unwrap_or(here);
         listen.set_port(access.port);
         let door = Door::open(listen, access, &home).ok()?;
-        let child = tokio::process::Command::new("sh")
-            .args(["-c", GUARD, "guard"])
-            .arg(&root)
-            .env_clear()
-            .envs(agent_environment())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .ok()?;
+        let child = guard(&root)?;
         Some(Agent {
             root,
             folder,
@@ -156,6 +193,21 @@ impl Booter {
     pub(super) fn end(&self) {
         std::fs::remove_dir_all(&self.root).ok();
     }
+}
+
+/// Ends a machine once we are gone.
+fn guard(root: &Path) -> Option<tokio::process::Child> {
+    tokio::process::Command::new("sh")
+        .args(["-c", GUARD, "guard"])
+        .arg(root)
+        .env_clear()
+        .envs(agent_environment())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .ok()
 }
 
 /// A machine that can end itself is handed its id and a key for that alone.

@@ -113,7 +113,7 @@ impl World {
             clock: SimClock::new(options.speed),
             faults: faults.take(),
             seed: options.seed,
-            booter: Booter::new(options.program.clone(), options.kind)?,
+            booter: Booter::new(options)?,
             inner: Mutex::new(Inner {
                 price_factor: 1.0,
                 last_id: 8_100_000,

@@ -77,16 +77,21 @@ pub(crate) struct Ran {
 }
 
 pub(crate) async fn cloud(kind: Kind, faults: Vec<Fault>, speed: u32, agents: bool) -> Running {
+    let options = options(kind, faults, speed, agents);
+    sim::start(options).await.expect("it listens")
+}
+
+fn options(kind: Kind, faults: Vec<Fault>, speed: u32, agents: bool) -> Options {
     let program = agents.then(|| Path::new(env!("CARGO_BIN_EXE_stageline")).to_owned());
-    let options = Options {
+    Options {
         kind,
         listen: "127.0.0.1:0".parse().expect("an address"),
         faults: Faults::new(faults, 7),
         speed,
         seed: 7,
         program,
-    };
-    sim::start(options).await.expect("it listens")
+        fetch: false,
+    }
 }
 
 impl Desk {
@@ -97,12 +102,24 @@ impl Desk {
 
     /// So many machines, at a cloud whose clock runs so fast.
     pub(crate) fn of(kind: Kind, faults: Vec<Fault>, speed: u32, count: u32) -> Self {
+        Self::at(options(kind, faults, speed, true), count)
+    }
+
+    /// One machine, which fetches its agent as a rented one does.
+    pub(crate) fn fetching(kind: Kind) -> Self {
+        let mut options = options(kind, Vec::new(), SPEED, true);
+        options.fetch = true;
+        Self::at(options, 1)
+    }
+
+    fn at(options: Options, count: u32) -> Self {
+        let kind = options.kind;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .expect("a runtime");
-        let cloud = runtime.block_on(cloud(kind, faults, speed, true));
+        let cloud = runtime.block_on(sim::start(options)).expect("it listens");
         let dir = tempfile::tempdir().expect("a folder");
         let desk = Self {
             kind,

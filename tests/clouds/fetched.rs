@@ -112,6 +112,56 @@ fn archive(names: &[&str]) -> Vec<u8> {
     archive.into_inner().expect("whole")
 }
 
+/// What a machine is sent to fetch runs there: by the start command of each cloud, as it is.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_machine_fetches_its_agent_and_answers_at_each_cloud() {
+    let whole = std::path::Path::new(env!("CARGO_BIN_EXE_stageline"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let small = folder.path().join("stageline");
+    let strip = std::process::Command::new("strip");
+    let status = { strip }.arg("-o").arg(&small).arg(whole).status();
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "strip (binutils) is missing"
+    );
+    let program = std::fs::read(&small).expect("it is there");
+    let mut packed = tar::Builder::new(Vec::new());
+    let added = packed.append_path_with_name(&small, "stageline");
+    added.expect("written to memory");
+    let packed = packed.into_inner().expect("whole");
+    for (kind, body) in [
+        (Kind::Vastai, &program),
+        (Kind::Runpod, &packed),
+        (Kind::Lambda, &program),
+    ] {
+        let desk = Desk::fetching(kind);
+        let before = match kind {
+            Kind::Vastai | Kind::Runpod => r#"image = "stageline/agent:1""#.to_owned(),
+            Kind::Lambda => {
+                let text = std::fs::read_to_string(desk.path("topology.toml")).expect("readable");
+                let line = text.lines().find(|line| line.starts_with("agent = "));
+                line.expect("it has one").to_owned()
+            }
+        };
+        let (url, sha256) = (serve(body.clone()), hex(body));
+        let agent = format!(r#"agent = {{ url = "{url}", sha256 = "{sha256}" }}"#);
+        desk.edit(&before, &agent);
+        desk.run("apply --auto-approve").exits(0);
+        desk.run("ask Hello").exits(0);
+        let folders = std::fs::read_dir("/proc").expect("Linux").flatten();
+        let programs =
+            folders.filter_map(|entry| std::fs::read_link(entry.path().join("exe")).ok());
+        let digest = |path: &std::path::Path| std::fs::read(path).ok().map(|body| hex(&body));
+        let name = |path: &std::path::Path| path.to_string_lossy().contains("stageline-sim-");
+        let fetched = programs.filter(|path| name(path) && path.ends_with("stageline"));
+        let fetched: Vec<_> = fetched.filter_map(|path| digest(&path)).collect();
+        assert!(fetched.contains(&hex(&program)), "{kind:?}: {fetched:?}");
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
 #[test]
 fn a_native_stage_is_not_rented_for_where_no_worker_comes_with_the_agent() {
     let without = archive(&["stageline"]);
