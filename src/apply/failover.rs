@@ -37,7 +37,7 @@ struct Hunt<'a> {
     full: BTreeSet<Name>,
     /// Offers that were gone before anything was written down.
     gone: u32,
-    /// Refused creates of a wait, which do not count: it is bounded by time.
+    /// Creates refused before and during a wait, which do not count: it is bounded by time.
     uncounted: u32,
     /// Since when it waits for something that can be had, and the next pause.
     waiting: Option<(Duration, Duration)>,
@@ -167,6 +167,18 @@ impl<'a> Run<'a> {
         all.saturating_sub(limited)
     }
 
+    /// How many of them were machines that failed.
+    fn failed(&self, act: Act<'a>) -> u32 {
+        let before = self.before(act);
+        self.state(|state| {
+            let recorded = state.resources.get(&act.step.address);
+            let recorded = recorded.filter(|recorded| recorded.generation == act.step.generation);
+            let tried = recorded.into_iter().flat_map(|recorded| &recorded.tried);
+            let failed = tried.filter(|(attempt, tried)| attempt.0 > before && tried.made);
+            u32::try_from(failed.count()).unwrap_or(u32::MAX)
+        })
+    }
+
     /// What is tried next, and whether it is a fresh quote.
     async fn next(
         &self,
@@ -176,7 +188,17 @@ impl<'a> Run<'a> {
     ) -> Result<Option<(Choice, bool)>, Stop> {
         loop {
             let tries = (self.sent(act) + hunt.gone).saturating_sub(hunt.uncounted);
-            if tries >= hunt.spec.attempts {
+            let used_up = tries >= hunt.spec.attempts;
+            // All that only was not to be had is had later, perhaps.
+            let may_wait = hunt.waiting.is_none() && hunt.last.class.moves_on();
+            if used_up
+                && may_wait
+                && self.failed(act) < hunt.spec.attempts
+                && self.wait_for_offer(act, lease, hunt).await?
+            {
+                continue;
+            }
+            if used_up {
                 // A ceiling is in the way, not the number of tries.
                 if hunt.last.class != FailureClass::Money {
                     hunt.last.hint = Some(format!(
@@ -315,6 +337,11 @@ impl<'a> Run<'a> {
             return Ok(false);
         };
         let now = self.effects.clock.boottime();
+        if hunt.waiting.is_none() {
+            // From here on it is bounded by time, but for machines that fail.
+            let refused = self.sent(act).saturating_sub(self.failed(act));
+            hunt.uncounted = refused + hunt.gone;
+        }
         let (since, pause) = hunt.waiting.unwrap_or((now, ASK_FIRST));
         let left = limit.duration().saturating_sub(now.saturating_sub(since));
         if left.is_zero() {

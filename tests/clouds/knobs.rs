@@ -327,6 +327,29 @@ fn a_second_machine_of_the_very_name_is_released() {
     }
 }
 
+/// Everything is sold out, and a lease may wait: it is asked again, and what is had then is rented once.
+#[test]
+fn a_lease_that_may_wait_for_capacity_is_rented_when_there_is_some() {
+    for kind in Kind::ALL {
+        let desk = desk(kind, Fault::of("capacity"));
+        desk.edit("count = 1", "count = 1\nwait_for_capacity = \"10m\"");
+        let apply = desk.command("apply --auto-approve");
+        let apply = { apply }.spawn().expect("the binary is there");
+        until(&desk, |world| {
+            let refused = world.faults.counts().get("capacity").copied();
+            refused.unwrap_or_default() > 8
+        });
+        assert_eq!(made(&desk), 0, "{kind:?}");
+        set(&desk, vec![]);
+        let ran = super::desk::finish(apply);
+        ran.exits(0)
+            .says("nothing that fits can be had; asked again");
+        assert_eq!(made(&desk), 1, "{kind:?}");
+        desk.agrees(1);
+        ends(&desk);
+    }
+}
+
 /// A connection that was used once is dead: a read is asked for again, and a create goes out on one of its own.
 #[test]
 fn a_connection_that_dies_when_it_is_used_again_costs_no_create() {
