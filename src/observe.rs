@@ -56,8 +56,13 @@ pub async fn look(
         let listing = &listings[&(held.provider.clone(), held.provider_kind.clone())];
         let age = age(state, recorded.billed.as_ref(), held, clock);
         let young = is_young(providers, held, age);
-        let seen = seen(listing, held, young);
-        observed.leases.insert(lease.clone(), seen);
+        let seen = seen(listing, held);
+        if young && matches!(seen, Seen::Gone) {
+            observed.young.insert(lease.clone());
+        }
+        observed
+            .leases
+            .insert(lease.clone(), unless_young(seen, young));
     }
     (observed.strays, observed.look_alikes) = strangers(state, &listings);
     if let Some(machines) = machines {
@@ -71,6 +76,8 @@ struct Listed {
     machines: BTreeMap<MachineId, Machine>,
     /// What is missing among them.
     unseen: Vec<Unseen>,
+    /// Recorded ones that are missing and of which nothing is told by their ids either.
+    untold: BTreeMap<MachineId, Cause>,
     /// Whose they are, asked only when a recorded machine is missing: then all hangs on it.
     account: Result<Option<Account>, Cause>,
 }
@@ -159,11 +166,16 @@ async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<List
         .into_iter()
         .map(|machine| (machine.id.clone(), machine));
     let mut machines: BTreeMap<MachineId, Machine> = by_id.collect();
+    let mut untold = BTreeMap::new();
     for id in held {
-        if !machines.contains_key(*id) {
-            let missed = provider.missed(id).await;
-            let missed = missed.map_err(|blind| blind.cause)?;
-            machines.extend(missed.map(|machine| ((*id).clone(), machine)));
+        if machines.contains_key(*id) {
+            continue;
+        }
+        match provider.missed(id).await {
+            Ok(missed) => machines.extend(missed.map(|machine| ((*id).clone(), machine))),
+            Err(blind) => {
+                untold.insert((*id).clone(), blind.cause);
+            }
         }
     }
     let account = if held.iter().all(|id| machines.contains_key(*id)) {
@@ -174,6 +186,7 @@ async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<List
     Ok(Listed {
         machines,
         unseen,
+        untold,
         account,
     })
 }
@@ -215,6 +228,9 @@ impl Listed {
 
     /// Whether what is missing here was made on the account that answered, and could be seen there.
     fn is_of(&self, held: &LeaseReceipt) -> Result<(), Cause> {
+        if let Some(cause) = self.untold.get(&held.machine) {
+            return Err(cause.clone());
+        }
         let mut unseen = self.unseen.iter();
         if let Some(part) = unseen.find(|part| part.concerns(held.machine.as_str())) {
             return Err(part.cause.clone());
@@ -227,16 +243,23 @@ impl Listed {
     }
 }
 
-fn seen(listing: &Result<Listed, Cause>, held: &LeaseReceipt, young: bool) -> Seen<ObservedLease> {
+/// A machine that may be too new to be listed is not gone for not being listed.
+fn unless_young(seen: Seen<ObservedLease>, young: bool) -> Seen<ObservedLease> {
+    match seen {
+        Seen::Gone if young => Seen::Unknown(Cause::new(
+            FailureClass::Unknown,
+            "it is too new to be in the provider's listing",
+        )),
+        seen => seen,
+    }
+}
+
+fn seen(listing: &Result<Listed, Cause>, held: &LeaseReceipt) -> Seen<ObservedLease> {
     match listing {
         Err(cause) => Seen::Unknown(cause.clone()),
         Ok(listed) => match listed.machines.get(&held.machine) {
             None => match listed.is_of(held) {
                 Err(cause) => Seen::Unknown(cause),
-                Ok(()) if young => Seen::Unknown(Cause::new(
-                    FailureClass::Unknown,
-                    "it is too new to be in the provider's listing",
-                )),
                 Ok(()) => Seen::Gone,
             },
             Some(machine) => Seen::There(ObservedLease {

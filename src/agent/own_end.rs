@@ -90,6 +90,12 @@ impl Means {
     }
 }
 
+/// For ever.
+const NO_LIMITS: LeaseLimits = LeaseLimits {
+    idle_timeout: Millis::NEVER,
+    max_lifetime: Millis::NEVER,
+};
+
 /// A key is not sent in the clear beyond this computer.
 fn is_private(url: &str) -> bool {
     reqwest::Url::parse(url)
@@ -131,10 +137,7 @@ impl Inner {
     /// Those that hold now.
     fn limits(&self) -> LeaseLimits {
         let limits = self.limits.lock().expect("no holder panics");
-        limits.unwrap_or(LeaseLimits {
-            idle_timeout: Millis::NEVER,
-            max_lifetime: Millis::NEVER,
-        })
+        limits.unwrap_or(NO_LIMITS)
     }
 
     /// It cannot end itself, so that it says of no limits that it keeps them.
@@ -156,9 +159,17 @@ impl Inner {
             ..self.config.clone()
         };
         folder::write_json(&self.folder.config(), &config).map_err(super::blobs::refusal)?;
-        // One that has no means does not say that it keeps them.
-        if let Some(kept) = self.limits.lock().expect("no holder panics").as_mut() {
-            *kept = limits;
+        // On disk they are also for a restart that has a key.
+        match self.limits.lock().expect("no holder panics").as_mut() {
+            Some(kept) => *kept = limits,
+            None if limits == NO_LIMITS => {}
+            None => {
+                let message =
+                    "this machine was handed no key to end itself, and cannot keep limits";
+                return Err(Refusal::new("no-own-end", message).hint(
+                    "rent another one (`stageline apply --replace ADDRESS`), or leave both limits `never`",
+                ));
+            }
         }
         tracing::info!(idle_timeout = %limits.idle_timeout, max_lifetime = %limits.max_lifetime, "other limits from now on");
         Ok(Reply::Done)

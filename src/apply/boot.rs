@@ -416,7 +416,7 @@ impl<'a> Run<'a> {
         held: &LeaseReceipt,
         machine: &Machine,
     ) -> Result<Glance, Stop> {
-        self.note_cost(lease, held, machine).await?;
+        self.note_cost(lease, machine).await?;
         if let Some(glance) = by_record(lease, spec, held, machine) {
             return Ok(glance);
         }
@@ -528,7 +528,8 @@ fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, on_its_way: &OnItsW
         OnItsWay::In(phase) => phase,
         OnItsWay::Unlisted => return failure,
         OnItsWay::Unseen(blind) => {
-            failure.noted = false;
+            // It may be as it should: a second one is not rented because nobody can look.
+            (failure.noted, failure.moves_on) = (false, false);
             failure.cause.class = blind.cause.class;
             return failure;
         }

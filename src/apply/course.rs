@@ -124,7 +124,11 @@ impl<'a> Course<'a> {
             false => horizon(traits),
         };
         let late = before.saturating_sub(self.known) >= within;
-        late.then(|| "the provider does not know it any more".to_owned())
+        let why = match self.listed {
+            true => "the provider does not know it any more",
+            false => "the provider never listed it",
+        };
+        late.then(|| why.to_owned())
     }
 
     fn unseen(&mut self, blind: &Blind, before: Duration, now: Duration) -> Option<String> {

@@ -357,7 +357,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), Stop> {
         let machine = &extra.id;
         let why = format!("machine {machine} is one too many and is being released");
-        self.end_intended(act, provider, machine, why).await?;
+        self.end_intended(act, provider, extra, why).await?;
         let record = Record::ExtraReleased {
             address: act.step.address.clone(),
             machine: machine.clone(),
@@ -385,7 +385,7 @@ impl<'a> Run<'a> {
         for one in left {
             let id = &one.id;
             let why = format!("{id} is left over and is being removed");
-            self.end_intended(act, provider, id, why).await?;
+            self.end_intended(act, provider, one, why).await?;
         }
         Ok(())
     }
@@ -394,7 +394,7 @@ impl<'a> Run<'a> {
         &self,
         act: Act<'a>,
         provider: &Arc<dyn Provider>,
-        machine: &MachineId,
+        machine: &Machine,
         why: String,
     ) -> Result<(), Stop> {
         let intended = Record::InDoubt {

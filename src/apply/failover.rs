@@ -331,8 +331,10 @@ impl<'a> Run<'a> {
         lease: &LeaseId,
         hunt: &mut Hunt<'a>,
     ) -> Result<bool, Stop> {
-        let mut terms = hunt.spec.terms.iter();
-        let fresh = terms.any(|terms| terms.requote == Requote::WithinCeiling);
+        let fresh = hunt
+            .spec
+            .rented_under()
+            .any(|terms| terms.requote == Requote::WithinCeiling);
         let Some(limit) = hunt.spec.wait_for_capacity.filter(|_| fresh) else {
             return Ok(false);
         };

@@ -78,8 +78,7 @@ fn longest(plan: &Plan, providers: &Providers, lease: &LeaseId, spec: &LeaseSpec
     let quotes: Vec<&Quote> = terms
         .flat_map(|terms| terms.shortlist.iter().map(|choice| &*choice.quote))
         .collect();
-    let sellers = spec.terms.iter();
-    let sellers = sellers.filter_map(|terms| {
+    let sellers = spec.rented_under().filter_map(|terms| {
         let provider = providers.get(&terms.provider, &terms.provider_kind).ok()?;
         Some((&terms.provider, provider.as_ref()))
     });

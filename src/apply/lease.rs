@@ -140,7 +140,7 @@ impl<'a> Run<'a> {
                 &quote,
             )?;
             let counted = self.count_room(&launch, provider).await;
-            counted.map_err(Stop::Full)?;
+            counted.map_err(Stop::Refused)?;
             match self.no_room(lease, &launch) {
                 None => return Ok((quote, launch)),
                 Some(none) => {
@@ -329,8 +329,10 @@ impl<'a> Run<'a> {
         launch: &Launch,
         requoted: bool,
     ) -> Result<(), Stop> {
-        for _ in 0..STAMPS_MAX {
-            self.reserve(lease, launch)?;
+        for stamp in 0..STAMPS_MAX {
+            if let Err(stop) = self.reserve(lease, launch) {
+                return Err(self.unstamp(act, launch, stop, stamp > 0).await?);
+            }
             let before = self.effects.clock.boottime();
             let started = self.started(act, Some(launch.clone())).await;
             let own = (lease.clone(), launch.attempt);
@@ -354,6 +356,30 @@ impl<'a> Run<'a> {
             .hint("nothing was rented; use a faster place for the state, then run apply again");
         self.outcome(act, Some(launch.attempt), Outcome::Refused(cause))
             .await
+    }
+
+    /// Closes a try that was written down and will not be sent; gives back why.
+    async fn unstamp(
+        &self,
+        act: Act<'a>,
+        launch: &Launch,
+        stop: Stop,
+        written: bool,
+    ) -> Result<Stop, Stop> {
+        let cause = match &stop {
+            Stop::Refused(cause) | Stop::Full(cause) if written => cause.clone(),
+            Stop::Refused(_)
+            | Stop::Full(_)
+            | Stop::Dear(_)
+            | Stop::InDoubt(_)
+            | Stop::Cut
+            | Stop::Journal(_) => return Ok(stop),
+        };
+        let closed = self.outcome(act, Some(launch.attempt), Outcome::Refused(cause));
+        match closed.await {
+            Ok(()) | Err(Stop::Refused(_)) => Ok(stop),
+            Err(other) => Err(other),
+        }
     }
 
     /// Counts a launch against the caps until the journal does.
@@ -505,8 +531,8 @@ fn dear(lease: &LeaseId, choice: &Choice, quote: &Quote, ceiling: MicroDollars) 
     let message =
         format!("{lease}: offer `{id}` costs {price}/h now, and its ceiling is {ceiling}/h");
     let hint = format!(
-        "it was not rented; raise `max_price_per_hour` of [offer.{}] or of [limits], add an offer, or run apply again later",
-        choice.offer
+        "it was not rented; raise `max_price_per_hour` of [offer.{}], [lease.{}] or [limits], add an offer, or run apply again later",
+        choice.offer, lease.name
     );
     Stop::Dear(Cause::new(FailureClass::Money, message).hint(hint))
 }

@@ -13,7 +13,7 @@ use stageline_core::state::Billed;
 use stageline_core::unit::MicroDollars;
 
 use super::doubt::blind;
-use super::release::patience;
+use super::release::{Survivor, patience};
 use super::step::{Run, Stop};
 use crate::provider::{Machine, MachineStatus};
 
@@ -63,23 +63,23 @@ impl Run<'_> {
 
     /// Writes down what a machine is seen to cost while nobody else looks at it, where that is not what it was quoted at: in the end
     /// it is billed.
-    pub(super) async fn note_cost(
-        &self,
-        lease: &LeaseId,
-        held: &LeaseReceipt,
-        machine: &Machine,
-    ) -> Result<(), Stop> {
+    pub(super) async fn note_cost(&self, lease: &LeaseId, machine: &Machine) -> Result<(), Stop> {
         let price = machine.price_per_hour;
         let address = Address::Lease(lease.clone());
         let bills = match &machine.status {
             MachineStatus::Pending(_) | MachineStatus::Running => price > MicroDollars::ZERO,
             MachineStatus::Ending | MachineStatus::Dead(_) | MachineStatus::Interrupted(_) => false,
         };
-        let recorded = self.state(|state| state.lease(lease).map(|held| held.price_per_hour));
-        if !bills || recorded.is_none_or(|recorded| recorded == price) {
+        // Not that of its name: a machine may be recorded under a later one than it was made for.
+        let recorded = self.state(|state| {
+            let recorded = state.resources.get(&address)?;
+            let held = state.lease(lease)?;
+            let other = held.machine == machine.id && held.price_per_hour != price;
+            other.then_some(recorded.generation)
+        });
+        let Some(generation) = recorded.filter(|_| bills) else {
             return Ok(());
-        }
-        let (generation, _) = held.request_key.try_of();
+        };
         let record = Record::Seen {
             address,
             generation,
@@ -124,8 +124,9 @@ impl Run<'_> {
         let Some(lineage) = lineage else {
             return Ok(());
         };
+        let what = Survivor::Machine(&receipt.machine, receipt.price_per_hour);
         if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-            let cause = self.survives(lease, provider.as_ref(), Some(other));
+            let cause = self.survives(lease, what, provider.as_ref(), Some(other));
             return Err(Stop::InDoubt(cause));
         }
         let address = Address::Lease(lease.clone());
@@ -140,8 +141,14 @@ impl Run<'_> {
             match self.find_ours(provider.as_ref(), lease, &lineage).await {
                 Err(error) => trouble = trouble.or_else(|| Some(blind(&error.cause))),
                 Ok(machines) => {
-                    let listed = machines.iter().filter(|one| is_of(one, &receipt));
-                    let listed: Vec<&Machine> = listed.collect();
+                    let mut listed: Vec<Machine> = machines;
+                    listed.retain(|one| is_of(one, &receipt));
+                    if listed.iter().all(|one| one.id != receipt.machine) {
+                        match provider.missed(&receipt.machine).await {
+                            Ok(missed) => listed.extend(missed),
+                            Err(error) => trouble = trouble.or_else(|| Some(blind(&error.cause))),
+                        }
+                    }
                     for one in &listed {
                         self.note_end(one).await?;
                         if one.leftover().is_some() {
@@ -157,6 +164,7 @@ impl Run<'_> {
             if watched >= patience(provider.as_ref(), trouble.as_ref()) + quiet {
                 return Err(Stop::InDoubt(self.survives(
                     lease,
+                    what,
                     provider.as_ref(),
                     trouble,
                 )));

@@ -11,7 +11,7 @@ use stageline_core::event::Event;
 use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
 use stageline_core::journal::Record;
 use stageline_core::resource::{Cause, FailureClass, LeaseReceipt, Outcome};
-use stageline_core::state::{Billed, Recorded};
+use stageline_core::state::{Billed, Recorded, State};
 use stageline_core::unit::{MicroDollars, Millis};
 
 use super::doubt::{POLL, blind, horizon, of_generation};
@@ -24,6 +24,17 @@ const LOOK_WITHIN: Duration = Duration::from_secs(3);
 
 /// A provider by the name of its table.
 type Seller = (Name, Arc<dyn Provider>);
+
+/// What may be there still.
+#[derive(Clone, Copy)]
+pub(super) enum Survivor<'m> {
+    /// Whatever a lease has.
+    Lease,
+    /// A machine, and what it costs per hour.
+    Machine(&'m MachineId, MicroDollars),
+    /// What was made beside a machine.
+    Leftover(&'m MachineId),
+}
 
 impl<'a> Run<'a> {
     /// Ends whatever was made for this lease up to this generation.
@@ -62,7 +73,7 @@ impl<'a> Run<'a> {
             // By name: two accounts of one kind may use the same id for different machines.
             let mine = held.filter(|held| held.provider == name);
             if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-                let cause = self.survives(lease, provider.as_ref(), Some(other));
+                let cause = self.survives(lease, Survivor::Lease, provider.as_ref(), Some(other));
                 return Ok(Outcome::InDoubt(cause));
             }
             if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
@@ -156,7 +167,8 @@ impl<'a> Run<'a> {
             }
             let limit = patience(provider.as_ref(), trouble.as_ref());
             if watched >= limit + quiet {
-                return Ok(Some(self.survives(lease, provider.as_ref(), trouble)));
+                let what = Survivor::Lease;
+                return Ok(Some(self.survives(lease, what, provider.as_ref(), trouble)));
             }
             if let (Some(cause), false) = (&trouble, troubled) {
                 // Once: how it goes on is told by the waiting.
@@ -242,6 +254,14 @@ impl<'a> Run<'a> {
         self.note_end(machine).await?;
         let address = Address::Lease(lease.clone());
         let price = machine.price_per_hour;
+        let stands = match machine.status {
+            MachineStatus::Running | MachineStatus::Pending(_) => false,
+            MachineStatus::Dead(_) | MachineStatus::Interrupted(_) | MachineStatus::Ending => true,
+        };
+        // Of one that runs it is not told: what it may cost is what is recorded.
+        if price == MicroDollars::ZERO && !stands {
+            return Ok(());
+        }
         let of = self.state(|state| {
             let held = state.lease(lease);
             if let Some(held) = held.filter(|held| held.machine == machine.id) {
@@ -341,7 +361,25 @@ impl<'a> Run<'a> {
             let found = provider.describe(&held.machine).await;
             left.extend(found.map_err(|error| blind(&error.cause))?);
         }
+        let name = self.effects.providers.name_of(provider.as_ref());
+        for machine in self.given_up(lease, &name) {
+            if left.iter().all(|one| one.id != machine) {
+                let missed = provider.missed(&machine).await;
+                left.extend(missed.map_err(|error| blind(&error.cause))?);
+            }
+        }
         Ok(left)
+    }
+
+    /// Machines of a lease at this provider that were given up and are not proven gone.
+    fn given_up(&self, lease: &LeaseId, provider: &Name) -> Vec<MachineId> {
+        self.state(|state| {
+            let recorded = state.resources.get(&Address::Lease(lease.clone()));
+            let attempts = recorded.into_iter().flat_map(|r| r.attempts.values());
+            let leaving = attempts.filter_map(|open| open.leaving.as_deref());
+            let there = leaving.filter(|receipt| receipt.provider == *provider);
+            there.map(|receipt| receipt.machine.clone()).collect()
+        })
     }
 
     /// How long absence from listings proves nothing, because the machine may be too young to be listed. Its age is counted
@@ -372,10 +410,11 @@ impl<'a> Run<'a> {
         young.max().unwrap_or_default()
     }
 
-    /// What is told of a machine that could not be proven gone: why, what it may cost on, and what to do.
+    /// What is told of what could not be proven gone: why, what it may cost on, and what to do.
     pub(super) fn survives(
         &self,
         lease: &LeaseId,
+        what: Survivor<'_>,
         provider: &dyn Provider,
         trouble: Option<Cause>,
     ) -> Cause {
@@ -386,18 +425,26 @@ impl<'a> Run<'a> {
         let usual =
             "run the same command again; look into the provider's own console if this stays";
         let kind = provider.kind();
-        let price = self.state(|state| {
-            let recorded = state.resources.get(&Address::Lease(lease.clone()));
-            recorded.map(Recorded::committed_per_hour)
-        });
+        let (who, price) = match what {
+            Survivor::Lease => {
+                let recorded = |state: &State| {
+                    let recorded = state.resources.get(&Address::Lease(lease.clone()));
+                    recorded.map(Recorded::committed_per_hour)
+                };
+                (lease.to_string(), self.state(recorded))
+            }
+            Survivor::Machine(id, price) => (format!("{lease}: machine `{id}`"), Some(price)),
+            Survivor::Leftover(id) => (format!("{lease}: {id}"), None),
+        };
         let may = match price.filter(|price| *price > MicroDollars::ZERO) {
+            _ if matches!(what, Survivor::Leftover(_)) => "it bills nothing".to_owned(),
             _ if !provider.bills() => "it may still run".to_owned(),
             Some(price) => format!("it may still bill {price}/h"),
             None => "it may still cost money".to_owned(),
         };
         Cause::new(
             FailureClass::Unknown,
-            format!("{lease} could not be proven gone at provider kind `{kind}`, {may}: {why}"),
+            format!("{who} could not be proven gone at provider kind `{kind}`, {may}: {why}"),
         )
         .hint(hint.unwrap_or_else(|| usual.to_owned()))
     }
@@ -407,8 +454,9 @@ impl<'a> Run<'a> {
         &self,
         act: Act<'a>,
         provider: &Arc<dyn Provider>,
-        machine: &MachineId,
+        ends: &Machine,
     ) -> Result<(), Stop> {
+        let machine = &ends.id;
         let start = self.effects.clock.boottime();
         loop {
             let trouble = match provider.release(machine).await {
@@ -433,8 +481,13 @@ impl<'a> Run<'a> {
             let watched = self.effects.clock.boottime().saturating_sub(start);
             if watched >= patience(provider.as_ref(), trouble.as_ref()) {
                 let lease = lease_of(act.step)?;
+                let what = match ends.leftover() {
+                    Some(_) => Survivor::Leftover(machine),
+                    None => Survivor::Machine(machine, ends.price_per_hour),
+                };
                 return Err(Stop::InDoubt(self.survives(
                     lease,
+                    what,
                     provider.as_ref(),
                     trouble,
                 )));
@@ -451,7 +504,11 @@ impl<'a> Run<'a> {
     ) -> Result<Vec<Machine>, Blind> {
         let name = self.effects.providers.name_of(provider.as_ref());
         let view = provider.view().await?;
-        view.but(&name, |part| part.concerns(machine.as_str()))
+        let mut machines = view.but(&name, |part| part.concerns(machine.as_str()))?;
+        if machines.iter().all(|other| other.id != *machine) {
+            machines.extend(provider.missed(machine).await?);
+        }
+        Ok(machines)
     }
 }
 

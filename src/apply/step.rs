@@ -25,11 +25,11 @@ use crate::store::{AppendError, Journal};
 /// Why a step ends without being done.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// It did nothing, for certain. Already recorded.
+    /// It did nothing, for certain. What was begun is closed on record.
     Refused(Cause),
-    /// The same: what was to be rented costs more than its ceiling now. Another offer may not.
+    /// Nothing was begun: what was to be rented costs more than its ceiling now. Another offer may not.
     Dear(Cause),
-    /// The same: the account of its provider has no room, by its caps. Another provider's may have some.
+    /// Nothing was begun: the account of its provider has no room, by its caps. Another provider's may have some.
     Full(Cause),
     /// It may have acted. Already recorded.
     InDoubt(Cause),

@@ -79,6 +79,9 @@ impl Import {
             fits(&lease, &spec, &terms, &machine)?;
             let key = key(&machine)?;
             let made_for = made_for(&state, &lease, &key)?;
+            let seller = providers.get(&terms.provider, &terms.provider_kind);
+            let seller = seller.map_err(|cause| Failure::user(cause.message))?;
+            let boots_free = !seller.traits().bills_booting;
             let receipt = LeaseReceipt {
                 account,
                 created_at: machine.created_at.unwrap_or_else(|| clock.now()),
@@ -88,6 +91,7 @@ impl Import {
                 lease: lease.clone(),
                 spec,
                 receipt,
+                boots_free,
                 made_for,
             };
             let draft = |state: &State, at: Timestamp| {

@@ -201,7 +201,7 @@ async fn guarded(
             .get(lease)
             .is_some_and(|lease| lease.unguarded);
         let billed = |terms: &Terms| seller(&terms.provider).is_none_or(|one| one.bills());
-        unguarded || !spec.terms.iter().any(billed)
+        unguarded || !spec.rented_under().any(billed)
     };
     let ends_itself = |name: &Name| seller(name).is_some_and(|one| one.traits().self_destroy);
     let found = job.plan.without_a_watcher(state, meant, ends_itself);
@@ -384,7 +384,11 @@ pub(crate) async fn proven(
             place.name,
             clock.now()
         ));
-        return Ok(if hidden { Exit::Remains } else { Exit::Done });
+        return Ok(if hidden || unasked {
+            Exit::Remains
+        } else {
+            Exit::Done
+        });
     }
     left.retain(|survivor| !recorded(&survivor.machine.id));
     for survivor in &left {
@@ -400,7 +404,7 @@ pub(crate) async fn proven(
     let protected = protected(state, console);
     Ok(if recorded || !left.is_empty() {
         Exit::Doubt
-    } else if protected || given_up || hidden {
+    } else if protected || given_up || hidden || unasked {
         Exit::Remains
     } else {
         Exit::Done

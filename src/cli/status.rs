@@ -119,7 +119,10 @@ impl Status {
                 spent: money::ledger(&state, clock.as_ref(), alive, &told),
                 billed: money::bills(&state, &providers, clock.as_ref()).await,
                 healthy,
-                blind: observed.leases.values().any(is_unknown),
+                blind: observed
+                    .leases
+                    .iter()
+                    .any(|(lease, seen)| is_unknown(seen) && !observed.young.contains(lease)),
                 avoided: state.bad_at(clock.now()).cloned().collect(),
             })
         })?;

@@ -18,7 +18,7 @@ const OTHER: LeaseLimits = LeaseLimits {
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_limits_are_on_disk_when_that_is_answered() {
+async fn other_limits_are_on_disk_when_that_is_answered_and_not_said_to_be_kept() {
     let world = World::new();
     let path = world.folder(0).join("agent.json");
     let read = || -> Config {
@@ -39,7 +39,8 @@ async fn other_limits_are_on_disk_when_that_is_answered() {
     std::fs::write(&path, text).expect("written");
     let (_agent, target) = world.agent(0).await;
     let told = world.client.limit(&target, OTHER).await;
-    told.expect("it keeps them");
+    let refused = told.expect_err("it has no key to end itself with");
+    assert!(refused.to_string().contains("handed no key"), "{refused}");
     // Where an agent that starts again finds them, and with all else as it was.
     let own = config.own_end.clone().map(|own| OwnEnd {
         limits: OTHER,

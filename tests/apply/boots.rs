@@ -134,9 +134,9 @@ fn one_that_was_listed_and_is_gone_is_not_waited_for_as_one_that_never_was() {
         account
     };
     let text = text(1, "");
-    let at = |world: &World, report: &Report| {
+    let at = |world: &World, report: &Report, why: &str| {
         let (cause, _) = first_failure(report).expect("it is given up");
-        assert!(cause.message.contains("does not know it"), "{cause}");
+        assert!(cause.message.contains(why), "{cause}");
         let failed = looks(world, "sim-000001");
         let calls = world.sim.calls();
         let mut all = calls.iter().filter(|call| call.verb == Verb::Describe);
@@ -150,14 +150,14 @@ fn one_that_was_listed_and_is_gone_is_not_waited_for_as_one_that_never_was() {
         machine.ends_at = Some(now);
     });
     world.check_settled(&text, &report);
-    let took = at(&world, &report);
+    let took = at(&world, &report, "does not know it any more");
     assert!(took >= late && took < late + 40 * SECOND, "{took:?}");
     // Not known by its id yet: that may last as long as a create may be late.
     let world = World::with(account());
     let never = Fault::GetLag(60 * MINUTE);
     world.faults(FaultTable::none().on(Verb::Create, When::Nth(1), never));
     let report = world.apply(&text);
-    let took = at(&world, &report);
+    let took = at(&world, &report, "never listed it");
     assert!(took >= late + 90 * SECOND, "{took:?}");
 }
 

@@ -63,6 +63,28 @@ fn a_machine_that_was_handed_no_key_of_its_own_is_not_kept() {
     }
 }
 
+/// One that was kept all the same is told no limits that it could not keep.
+#[test]
+fn a_machine_without_a_key_of_its_own_takes_no_limits() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = Desk::of(kind, vec![Fault::of("no-own-key")], SPEED, 1);
+        desk.edit("[limits]", "[limits]\nmax_spend = 50");
+        let never = "idle_timeout = \"never\"\nmax_lifetime = \"never\"\nimage = ";
+        desk.edit("image = ", never);
+        desk.edit("[lease.node]", "[lease.node]\nunguarded = true");
+        desk.run("apply --auto-approve").exits(0);
+        desk.edit("idle_timeout = \"never\"", "idle_timeout = \"20m\"");
+        desk.run("apply --auto-approve")
+            .exits(1)
+            .says("handed no key to end itself");
+        // Nothing was recorded that does not hold.
+        desk.run("plan --detailed-exitcode").exits(2);
+        desk.agrees(1);
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
 /// An operator that is gone, and a limit on the whole life of a machine.
 #[test]
 fn a_machine_ends_itself_by_its_age_too() {

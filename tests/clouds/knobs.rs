@@ -385,6 +385,23 @@ fn a_machine_in_a_state_that_nobody_knows_is_waited_for_kept_and_ended() {
     }
 }
 
+/// A release that is taken and does nothing, of a machine that was given up and that is on a page that was lost.
+#[test]
+fn a_machine_of_lambda_that_was_given_up_is_not_called_gone_for_a_page_that_was_lost() {
+    let faults = vec![
+        Fault::of("boot-wrong-gpu").after(2).times(1),
+        Fault::of("terminate-noop").times(2),
+        Fault::of("list-page-lost").text("dropped"),
+    ];
+    let desk = Desk::of(Kind::Lambda, faults, SPEED, 3);
+    desk.run("apply --auto-approve").exits(0);
+    assert_eq!(made(&desk), 4);
+    assert_eq!(desk.cloud.world.faults.counts()["terminate-noop"], 2);
+    desk.agrees(3);
+    set(&desk, vec![]);
+    ends(&desk);
+}
+
 /// A page that leads nowhere makes a listing that looks whole: what is missing in it is asked for by its id.
 #[test]
 fn a_machine_of_lambda_on_a_page_that_was_lost_is_neither_replaced_nor_called_gone() {

@@ -218,7 +218,7 @@ fn lost(kind: Kind, loses: fn(&Desk), why: &str) {
     ran.exits(2)
         .says("is dead: ")
         .says(why)
-        .says("lease.node[0] replace");
+        .says("] replace: its machine ");
     costs(&ran);
     desk.bill_is_as_counted();
     desk.run("apply --auto-approve").exits(0).says("is up");

@@ -356,6 +356,9 @@ fn a_pod_is_reached_by_its_relay_and_costs_its_disk_too() {
     // Stopped, it bills its disk.
     let stopped = seen(json!({ "status": "EXITED", "cost": 0.0, "runtime": null }));
     assert_eq!(stopped.price_per_hour, MicroDollars(5_556));
+    // One that runs and whose cost is not told does not cost its disk alone.
+    let untold = seen(json!({ "cost": null }));
+    assert_eq!(untold.price_per_hour, MicroDollars(0));
     let foreign = seen(json!({ "name": "SL-00112233445566aa-0011aabb-g1a1x" }));
     assert_eq!(foreign.request_key, None);
     assert_eq!(wire::machine(&json!({ "name": "x" }), None), None);

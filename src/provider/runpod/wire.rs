@@ -171,14 +171,14 @@ pub(super) fn machine(pod: &Value, relay: Option<&str>) -> Option<Machine> {
         }
         (other, _) => other,
     };
-    // `cost` is what the GPUs cost now: nothing when it is stopped. Its disk is billed beside that.
-    let running = number(pod, "cost").and_then(money).unwrap_or_default();
-    let disk = match status {
-        MachineStatus::Ending => MicroDollars::ZERO,
-        MachineStatus::Pending(_)
-        | MachineStatus::Running
-        | MachineStatus::Dead(_)
-        | MachineStatus::Interrupted(_) => offer::disk_per_hour(facts.disk.0 >> 30),
+    // `cost` is what the GPUs cost now: nothing when it is stopped. Its disk is billed beside that. Where it is not told, nothing is
+    // known of the price of a pod that runs.
+    let running = number(pod, "cost").and_then(money);
+    let disk = offer::disk_per_hour(facts.disk.0 >> 30);
+    let price_per_hour = match (&status, running) {
+        (MachineStatus::Ending, running) => running.unwrap_or_default(),
+        (MachineStatus::Pending(_) | MachineStatus::Running, None) => MicroDollars::ZERO,
+        (_, running) => running.unwrap_or_default().saturating_add(disk),
     };
     let name = pod.get("name").and_then(Value::as_str);
     Some(Machine {
@@ -186,7 +186,7 @@ pub(super) fn machine(pod: &Value, relay: Option<&str>) -> Option<Machine> {
         request_key: name.and_then(|name| name.parse().ok()),
         name: name.and_then(Label::new),
         status,
-        price_per_hour: running.saturating_add(disk),
+        price_per_hour,
         facts,
         contact,
         created_at: text(pod, "createdAt").and_then(|text| text.parse().ok()),

@@ -98,7 +98,7 @@ fn a_price_that_moves(kind: Kind) {
         desk.run(line)
             .exits(7)
             .says("/h now, and its ceiling is $1.00/h")
-            .says("raise `max_price_per_hour` of [offer.gpu] or of [limits]");
+            .says("raise `max_price_per_hour` of [offer.gpu], [lease.node] or [limits]");
         assert_eq!(made(desk), times);
         desk.agrees(0);
     };

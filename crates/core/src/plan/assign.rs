@@ -51,6 +51,9 @@ pub(super) struct Need<'a> {
 pub(super) struct Assigned {
     pub(super) shortlists: BTreeMap<LeaseId, Shared<Vec<Choice>>>,
     pub(super) faults: Vec<Diagnostic>,
+    /// How many get nothing of their own, and what the others cost.
+    lacking: usize,
+    sum: u64,
     pub(super) notes: Vec<String>,
     /// Accounts that have no room for all that would be rented there, and why.
     pub(super) crowded: BTreeMap<Name, Cause>,
@@ -119,13 +122,9 @@ struct Sale<'s, 'a> {
 }
 
 impl Assigned {
-    /// How many get nothing, and what the others cost: the less, the better.
-    fn worth(&self) -> (usize, u64) {
-        let first = self.shortlists.values().map(|list| list.first());
-        first.fold((0, 0), |(none, sum), choice| match choice {
-            None => (none + 1, sum),
-            Some(choice) => (none, sum.saturating_add(choice.quote.price_per_hour.0)),
-        })
+    /// The less, the better.
+    const fn worth(&self) -> (usize, u64) {
+        (self.lacking, self.sum)
     }
 }
 
@@ -492,6 +491,10 @@ impl<'n, 'a> Class<'n, 'a> {
                     Shared::new(places.map(choice).collect())
                 }
             };
+            match own.and(shortlist.first()) {
+                None => found.lacking += 1,
+                Some(own) => found.sum = found.sum.saturating_add(own.quote.price_per_hour.0),
+            }
             found
                 .shortlists
                 .insert(need.lease.clone(), shortlist.clone());

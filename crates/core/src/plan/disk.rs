@@ -30,7 +30,8 @@ pub(super) fn disk_for(files: Bytes) -> Bytes {
 }
 
 /// Why a machine that was made with another disk must be another one. Where models alone say how large it is, only when they
-/// have grown and do not fit any more: a machine that was made before they were asked for is not given up for them.
+/// have grown and do not fit any more: a machine that was made before they were asked for is not given up for them, and neither is
+/// one whose models went away.
 pub(super) fn other_disk(
     spec: &LeaseSpec,
     before: &LeaseSpec,
@@ -38,7 +39,9 @@ pub(super) fn other_disk(
 ) -> Option<String> {
     let (was, is) = (before.disk, spec.disk);
     let Some(files) = spec.files else {
-        return (was != is)
+        // Models that are not served any more leave room behind, and a disk that nobody chose.
+        let left_over = before.files.is_some() && is < was;
+        return (was != is && !left_over)
             .then(|| format!("its disk was made with the machine: {was} then, {is} now"));
     };
     let grown = was < is && before.files.is_some_and(|before| before < files);

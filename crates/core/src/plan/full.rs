@@ -100,7 +100,9 @@ impl<'a> Drafting<'a> {
         };
         let kept = room::kept(&self.rows, provider);
         let all = there.iter().fold(kept, |own, place| own.and(most(*place)));
-        let cause = refused(provider, room, all).filter(|_| !there.is_empty())?;
+        // Of one that cannot be counted nobody knows whether it is full.
+        let counted = room.beside.is_ok() && !there.is_empty();
+        let cause = refused(provider, room, all).filter(|_| counted)?;
         let without = self.without(provider, needs, &there, by);
         let dearer = |place: usize| {
             let (_, here) = first(found, &needs[place])?;

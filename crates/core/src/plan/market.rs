@@ -232,10 +232,13 @@ pub fn memory_known(
             .iter()
             .filter_map(|name| topology.offers.get(name));
         let fitting = offers.flat_map(|offer| {
-            let requirement = offer.requirement.and(&lease.requirement);
             let market = markets.get(&offer.provider);
-            let within = topology.providers.get(&offer.provider);
-            let within = within.map(|provider| &provider.within);
+            let provider = topology.providers.get(&offer.provider);
+            let requirement = match provider {
+                Some(provider) => offer.taken_by(lease, &provider.kind).requirement,
+                None => offer.requirement.and(&lease.requirement),
+            };
+            let within = provider.map(|provider| &provider.within);
             let mut ranks = within.map(Selection::ranks);
             let quotes = market.and_then(|market| market.quotes.as_ref().ok());
             let memory = quotes.into_iter().flatten().map(|quote| &quote.facts);

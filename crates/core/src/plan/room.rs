@@ -174,7 +174,17 @@ pub fn refused(provider: &Name, room: &Room, own: Own) -> Option<Cause> {
             let hint = cause.hint.clone().unwrap_or_else(|| {
                 format!("mend access to that account; or remove max_leases and max_total_per_hour of [provider.{provider}]")
             });
-            return Some(Cause::new(FailureClass::Unknown, message).hint(hint));
+            let class = match cause.class {
+                FailureClass::Rate => FailureClass::Rate,
+                FailureClass::Capacity
+                | FailureClass::OfferGone
+                | FailureClass::Quota
+                | FailureClass::Money
+                | FailureClass::Auth
+                | FailureClass::Config
+                | FailureClass::Unknown => FailureClass::Unknown,
+            };
+            return Some(Cause::new(class, message).hint(hint));
         }
     };
     let (others, cost) = (beside.count(), beside.per_hour());

@@ -1,6 +1,6 @@
 //! The observed world: what was seen by asking, with its date. Possibly partial.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,9 @@ pub struct Observed {
     pub at: Option<Timestamp>,
     /// Machines, by the provider's listing.
     pub leases: BTreeMap<LeaseId, Seen<ObservedLease>>,
+    /// Those that are not listed and may only be too new for it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub young: BTreeSet<LeaseId>,
     /// Machines with our mark that no lease stands for, at the providers that were asked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub strays: Vec<Stray>,

@@ -80,6 +80,8 @@ pub struct Imported {
     pub spec: LeaseSpec,
     /// What is recorded of the machine.
     pub receipt: LeaseReceipt,
+    /// Its provider bills a machine from when it runs.
+    pub boots_free: bool,
     /// The lease that the machine was made for, when that is another one.
     pub made_for: Option<LeaseId>,
 }
@@ -399,6 +401,7 @@ impl State {
             lease,
             spec,
             receipt,
+            boots_free,
             made_for,
         } = import;
         let machine = receipt.machine.clone();
@@ -429,7 +432,10 @@ impl State {
             attempts: BTreeMap::new(),
             last_attempt: last.max(attempt),
             tried_since: None,
-            billed: Some(Billed::of(&receipt, None, &LedgerClock::default())),
+            billed: Some(Billed {
+                booting: boots_free,
+                ..Billed::of(&receipt, None, &LedgerClock::default())
+            }),
             made_for,
             tried: BTreeMap::new(),
             receipt: Some(Receipt::Lease(Box::new(receipt))),

@@ -118,6 +118,14 @@ fn a_machine_is_replaced_for_its_disk_only_when_its_models_do_not_fit_any_more()
     // A host of one's own, or a machine whose disk is as large as it is.
     let large = held(&one, layers_of(1), 500);
     assert_eq!(reason(&large, layers_of(2)).0, "as declared");
+    // Neither is that they went away.
+    let mut none = one.clone();
+    none.pipelines.clear();
+    none.exposures.clear();
+    let desired = expand(&none, &BTreeMap::new()).expect("it can be expanded");
+    let without = plan(&desired, &small, &markets(), &options(Mode::Apply));
+    let lease = without.change(&address("lease.gpu[0]")).expect("it");
+    assert_eq!(lease.reason, "as declared");
     // Smaller is no reason, and neither is that an older stageline asked for 20 GiB.
     assert_eq!(reason(&small, model()).0, "as declared");
     let mut old = held(&one, layers_of(1), 20);

@@ -80,6 +80,24 @@ fn same_takes_the_least_total_of_one_region_and_nothing_of_another_one() {
     assert_eq!([&free[0][0], &free[1][0]], ["-6-0", "a-1-1"]);
 }
 
+/// Whoever is served first may take what another one needs more, and a plan that has a machine for everybody is the better one.
+#[test]
+fn a_lease_without_a_wish_leaves_a_table_its_region() {
+    let mut topology = asking(2, Some(Domain::Region), None);
+    let mut solo = topology.leases[&name("gpu")].clone();
+    (solo.count, solo.same) = (1, None);
+    topology.leases.insert(name("solo"), solo);
+    let mut markets = markets(&[(10, "eu", "1"), (11, "eu", "2"), (30, "us", "3")]);
+    let market = markets.get_mut(&name("here")).expect("it is there");
+    for quote in market.quotes.as_mut().expect("seen") {
+        // As where a provider only says that there is little left.
+        quote.supply = Supply::Many(1);
+    }
+    let firsts = fresh(&topology, &markets);
+    let firsts: Vec<&str> = firsts.iter().map(|list| list[0].as_str()).collect();
+    assert_eq!(firsts, ["eu-1-10", "eu-2-11", "us-3-30"]);
+}
+
 #[test]
 fn spread_takes_each_host_once_and_what_follows_is_on_none_of_them() {
     let markets = markets(&[

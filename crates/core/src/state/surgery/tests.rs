@@ -325,6 +325,7 @@ fn only_a_machine_of_this_state_that_nobody_holds_is_imported() {
         lease: lease(to),
         spec: spec.clone(),
         receipt,
+        boots_free: false,
         made_for: Some(lease("lease.old[0]")),
     };
     let other = import("lease.b[0]", receipt("m5", &Lineage([8; 16])));
