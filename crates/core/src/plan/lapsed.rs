@@ -56,7 +56,7 @@ pub fn lapses(
             lease: lease.clone(),
             limit,
             why: format!(
-                "its machine is gone, and ends itself by this limit, {span}, that had passed"
+                "its machine is gone, and ends itself by this limit, {span}, that had passed; nobody saw how it ended"
             ),
         });
     }
