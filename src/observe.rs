@@ -243,6 +243,22 @@ impl Listed {
     }
 }
 
+/// What it costs now. Of one that is up a price of nothing is one that was not told: that of the record holds.
+fn price_now(machine: &Machine, held: &LeaseReceipt) -> MicroDollars {
+    match machine.status {
+        MachineStatus::Running | MachineStatus::Pending(_)
+            if machine.price_per_hour == MicroDollars::ZERO =>
+        {
+            held.price_per_hour
+        }
+        MachineStatus::Running
+        | MachineStatus::Pending(_)
+        | MachineStatus::Dead(_)
+        | MachineStatus::Interrupted(_)
+        | MachineStatus::Ending => machine.price_per_hour,
+    }
+}
+
 /// A machine that may be too new to be listed is not gone for not being listed.
 fn unless_young(seen: Seen<ObservedLease>, young: bool) -> Seen<ObservedLease> {
     match seen {
@@ -269,7 +285,7 @@ fn seen(listing: &Result<Listed, Cause>, held: &LeaseReceipt) -> Seen<ObservedLe
                     MachineStatus::Pending(_) | MachineStatus::Running => None,
                 },
                 interrupted: matches!(machine.status, MachineStatus::Interrupted(_)),
-                price_per_hour: machine.price_per_hour,
+                price_per_hour: price_now(machine, held),
                 gpus: machine.facts.gpus.clone(),
                 renamed: machine.request_key.as_ref() != Some(&held.request_key),
                 twins: listed.twins(held),

@@ -520,7 +520,7 @@ fn retrying(act: Act<'_>, address: &Address, cause: &Cause, limit: Duration) -> 
         address: address.clone(),
         verb: act.step.verb,
         cause: Cause {
-            message: format!("{} (given up after {limit})", cause.message),
+            message: format!("{} (tried for {limit} at most)", cause.message),
             ..cause.clone()
         },
         attempt: 2,

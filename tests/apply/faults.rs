@@ -367,7 +367,7 @@ fn a_destroy_that_cannot_see_says_so_while_it_tries() {
             of_it(address).then_some(&cause.message)
         });
         let told = retries.next().expect("it says what is in the way");
-        assert!(told.contains("given up after 2m"), "{told}");
+        assert!(told.contains("tried for 2m at most"), "{told}");
         assert_eq!(retries.next(), None, "once");
         let waits = report
             .events

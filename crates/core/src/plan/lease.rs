@@ -216,8 +216,12 @@ impl<'a> Drafting<'a> {
                 }
             }
             Some(Seen::Unknown(cause)) => {
+                let fate = match self.input.options.mode {
+                    super::Mode::Destroy => "it is ended all the same",
+                    super::Mode::Apply => "it is kept",
+                };
                 self.notes.push(format!(
-                    "{id}: nobody could tell whether its machine {machine} is there ({}); it is kept",
+                    "{id}: nobody could tell whether its machine {machine} is there ({}); {fate}",
                     cause.message
                 ));
                 None
