@@ -86,11 +86,11 @@ type Listings = BTreeMap<(Name, String), Result<Listed, Cause>>;
 
 /// One listing for each provider that recorded leases come from.
 async fn list(state: &State, providers: &Providers) -> Listings {
-    let mut sellers: BTreeMap<(Name, String), Vec<&MachineId>> = BTreeMap::new();
+    let mut sellers: BTreeMap<(Name, String), BTreeSet<&MachineId>> = BTreeMap::new();
     let leases = state.existing().filter_map(|(address, _)| address.lease());
     for held in leases.filter_map(|lease| state.lease(lease)) {
         let seller = (held.provider.clone(), held.provider_kind.clone());
-        sellers.entry(seller).or_default().push(&held.machine);
+        sellers.entry(seller).or_default().insert(&held.machine);
     }
     let asked = sellers.into_iter().map(|((name, kind), held)| async move {
         let listing = match providers.get(&name, &kind) {
@@ -158,7 +158,7 @@ fn look_alike<'a>(
     })
 }
 
-async fn ask_seller(provider: &dyn Provider, held: &[&MachineId]) -> Result<Listed, Cause> {
+async fn ask_seller(provider: &dyn Provider, held: &BTreeSet<&MachineId>) -> Result<Listed, Cause> {
     let view = provider.view().await.map_err(|blind| blind.cause)?;
     let unseen = view.unseen;
     let by_id = view

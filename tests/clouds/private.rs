@@ -143,14 +143,8 @@ fn nothing_was_too_many(desk: &Desk) {
 
 #[test]
 fn a_create_in_doubt_is_not_resolved_by_the_login_of_its_pod() {
-    let lost = Fault {
-        times: Some(1),
-        ..Fault::of("create-500-after-commit")
-    };
-    let late = Fault {
-        seconds: Some(1800),
-        ..Fault::of("list-lag")
-    };
+    let lost = Fault::of("create-500-after-commit").times(1);
+    let late = Fault::of("list-lag").seconds(1800);
     let (desk, login) = desk_with(Kind::Runpod, vec![lost, late], 1);
     desk.edit(PRIVATE, &login);
     desk.run("apply --auto-approve").exits(0);

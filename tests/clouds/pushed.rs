@@ -254,14 +254,8 @@ fn whatever_kills_it_between_a_key_and_its_machine_no_key_is_left() {
 
 #[test]
 fn a_create_in_doubt_is_not_resolved_by_the_key_of_its_machine() {
-    let lost = Fault {
-        times: Some(1),
-        ..Fault::of("create-500-after-commit")
-    };
-    let late = Fault {
-        seconds: Some(1800),
-        ..Fault::of("list-lag")
-    };
+    let lost = Fault::of("create-500-after-commit").times(1);
+    let late = Fault::of("list-lag").seconds(1800);
     let desk = desk(vec![lost, late], 1);
     desk.run("apply --auto-approve").exits(0);
     desk.agrees(1);
