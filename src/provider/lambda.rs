@@ -35,7 +35,8 @@ use tokio::time::Instant;
 
 use super::doors::Doors;
 use super::http::{
-    Answer, Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, only, whole,
+    Answer, Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, in_time, only,
+    too_many, whole,
 };
 use crate::ambient::crash_point;
 use crate::provider::{
@@ -279,18 +280,25 @@ impl Lambda {
         boot::body(request, place, &ssh_key, &account)
     }
 
-    /// Waits for the moment of a launch whose turn has come.
-    async fn moment(&self) -> Result<(), Cause> {
-        let sent = self.api.gate(&SENT);
-        let wait = self.api.gate(&ANY).reserve_after(sent.reserve());
-        sent.hold(wait + self.api.scaled(LAUNCH_EVERY));
-        if wait > self.api.above(MOMENT_MAX) {
-            let message = "too much was asked of this account meanwhile; nothing was sent";
-            return Err(Cause::new(FailureClass::Rate, message)
-                .hint("run the same command again in a minute"));
+    /// Waits for the moment of a launch whose turn has come. What it needed of the account took some time before.
+    async fn moment(&self, began: Duration) -> Result<(), Cause> {
+        let most = self.api.above(MOMENT_MAX);
+        let wait = self.api.gate(&SENT);
+        let wait = wait.reserve_both(&self.api.gate(&ANY), most);
+        let wait = wait.ok_or_else(too_many)?;
+        let before = self.api.above(READY_MAX) + self.api.above(keys::REGISTER_MAX);
+        let clock = self.settings.cloud.clock.as_ref();
+        in_time(clock, wait, (began, before + wait)).await
+    }
+
+    /// Launches whose turn has come already wait too, when the provider asks for a pause.
+    fn hold(&self, answer: &Result<Answer, Fault>) {
+        if let Err(fault) = answer
+            && fault.cause.class == FailureClass::Rate
+        {
+            let span = fault.retry_after.unwrap_or(LAUNCH_EVERY * 3);
+            self.api.gate(&SENT).hold(self.api.scaled(span));
         }
-        tokio::time::sleep(wait).await;
-        Ok(())
     }
 
     /// The next launch keeps its distance from where this one arrived, which was before its answer came.
@@ -432,6 +440,7 @@ impl Provider for Lambda {
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
+        let began = self.settings.cloud.clock.boottime();
         let body = match self.prepared(&request).await {
             Ok(body) => body,
             Err(cause) => return Outcome::Refused(cause),
@@ -442,7 +451,7 @@ impl Provider for Lambda {
         {
             return outcome;
         }
-        if let Err(cause) = self.moment().await {
+        if let Err(cause) = self.moment(began).await {
             return self.withdrawn(key, cause).await;
         }
         let path = "/api/v1/instance-operations/launch";
@@ -454,6 +463,7 @@ impl Provider for Lambda {
         let sent = Instant::now();
         let answer = self.api.once(call).await;
         self.arrived(sent);
+        self.hold(&answer);
         self.listing.forget().await;
         crash_point("a create, just answered");
         match answer {

@@ -32,7 +32,7 @@ use self::offer::Buy;
 use super::doors::Doors;
 use super::http::{
     Answer, Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, PROOF_MIN, Recent, Shared,
-    only, whole,
+    in_time, only, too_many, whole,
 };
 use crate::ambient::crash_point;
 use crate::provider::{
@@ -292,14 +292,12 @@ impl Vastai {
 
     /// Waits for the moment of a create whose turn has come.
     async fn moment(&self) -> Result<(), Cause> {
-        let wait = self.api.gate(&SENT).reserve();
-        if wait > self.api.above(MOMENT_MAX) {
-            let message = "too many creates of this account wait already; nothing was sent";
-            return Err(Cause::new(FailureClass::Rate, message)
-                .hint("run the same command again in a minute"));
-        }
-        tokio::time::sleep(wait).await;
-        Ok(())
+        let clock = &self.settings.clock;
+        let began = clock.boottime();
+        let most = self.api.above(MOMENT_MAX);
+        let wait = self.api.gate(&SENT).reserve_within(most);
+        let wait = wait.ok_or_else(too_many)?;
+        in_time(clock.as_ref(), wait, (began, wait)).await
     }
 
     /// Creates whose turn has come already wait too, when the provider asks for a pause.

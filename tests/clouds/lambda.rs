@@ -436,6 +436,29 @@ async fn eight_launches_at_once_keep_every_distance() {
     cloud.stop().await;
 }
 
+/// Two launches have had their turns, and the first one is told to come again later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_that_a_launch_is_asked_for_holds_those_whose_turn_has_come() {
+    let busy = Fault::of("create-429").text("45").times(1);
+    let cloud = cloud(Kind::Lambda, vec![busy], 10, false).await;
+    let lambda = adapter(&cloud, "k", None);
+    let mut quotes = quotes(&lambda).await;
+    let [first, second] = [1, 2].map(|attempt| request(quotes.remove(0), attempt));
+    match lambda.create(first).await {
+        Outcome::Refused(cause) => assert_eq!(cause.class, FailureClass::Rate),
+        other @ (Outcome::Done(_) | Outcome::InDoubt(_)) => panic!("{other:?}"),
+    }
+    let told = Instant::now();
+    let Outcome::Done(_) = lambda.create(second).await else {
+        panic!("it waits for its moment")
+    };
+    // Launches are 12 s apart otherwise, by its clock.
+    let waited = told.elapsed();
+    assert!(waited >= Duration::from_millis(4_400), "{waited:?}");
+    assert_eq!(cloud.world.lock().too_soon, 0);
+    cloud.stop().await;
+}
+
 #[test]
 fn a_knob_that_cannot_happen_is_refused_with_the_reason() {
     let parse =

@@ -4,7 +4,7 @@
 //! coming. When the provider asks for a pause, later comers wait for its end.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -62,14 +62,45 @@ impl Gate {
 
     /// Takes the next free moment; returns how long it is until then.
     pub fn reserve(&self) -> Duration {
-        self.reserve_after(Duration::ZERO)
+        let now = Instant::now();
+        let mut times = self.lock();
+        let at = self.next(&times, now);
+        self.take(&mut times, at);
+        at.saturating_duration_since(now)
     }
 
-    /// The same, no sooner than after this much time: a request may have to pass another gate too.
-    pub fn reserve_after(&self, span: Duration) -> Duration {
+    /// The same, if that is within this time. Otherwise none is taken, as nobody would use it and all others would wait for it.
+    pub fn reserve_within(&self, most: Duration) -> Option<Duration> {
         let now = Instant::now();
-        let mut times = self.times.lock().expect("no holder panics");
-        let earliest = now + span;
+        let mut times = self.lock();
+        let at = self.next(&times, now);
+        let wait = at.saturating_duration_since(now);
+        (wait <= most).then(|| {
+            self.take(&mut times, at);
+            wait
+        })
+    }
+
+    /// The same for a request that passes this gate and another one after it: it takes the same moment of both, or of neither.
+    pub fn reserve_both(&self, other: &Self, most: Duration) -> Option<Duration> {
+        let now = Instant::now();
+        let mut times = self.lock();
+        let mut others = other.lock();
+        let at = other.next(&others, self.next(&times, now));
+        let wait = at.saturating_duration_since(now);
+        (wait <= most).then(|| {
+            self.take(&mut times, at);
+            other.take(&mut others, at);
+            wait
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().expect("no holder panics")
+    }
+
+    /// The next free moment that is no sooner than this one.
+    fn next(&self, times: &Times, earliest: Instant) -> Instant {
         let mut at = times
             .held_until
             .map_or(earliest, |until| until.max(earliest));
@@ -82,17 +113,20 @@ impl Gate {
             let window = self.every * u32::try_from(self.burst).unwrap_or(u32::MAX);
             at = at.max(first + window);
         }
+        at
+    }
+
+    fn take(&self, times: &mut Times, at: Instant) {
         times.recent.push_back(at);
         while times.recent.len() > self.burst {
             times.recent.pop_front();
         }
-        at.saturating_duration_since(now)
     }
 
     /// Nobody passes before this much time has passed.
     pub fn hold(&self, span: Duration) {
         let until = Instant::now() + span;
-        let mut times = self.times.lock().expect("no holder panics");
+        let mut times = self.lock();
         times.held_until = Some(times.held_until.map_or(until, |held| held.max(until)));
     }
 }
@@ -142,10 +176,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_passes_two_gates_is_waited_for_by_later_ones() {
-        let gate = Gate::new(Duration::from_secs(1), 1);
-        assert_eq!(gate.reserve_after(Duration::from_secs(5)).as_secs(), 5);
-        assert_eq!(gate.reserve().as_secs(), 6);
+    async fn a_moment_that_nobody_waits_for_is_not_taken() {
+        let gate = Gate::new(Duration::from_secs(5), 1);
+        gate.hold(Duration::from_secs(30));
+        let most = Duration::from_secs(20);
+        for _ in 0..8 {
+            assert_eq!(gate.reserve_within(most), None);
+        }
+        tokio::time::advance(Duration::from_secs(12)).await;
+        let seconds = |wait: Option<Duration>| wait.map(|wait| wait.as_secs());
+        assert_eq!(seconds(gate.reserve_within(most)), Some(18));
+        assert_eq!(seconds(gate.reserve_within(most)), None);
+        assert_eq!(gate.reserve().as_secs(), 23);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_passes_two_gates_takes_one_moment_of_both_or_none() {
+        let rare = Gate::new(Duration::from_secs(12), 1);
+        let any = Gate::new(Duration::from_secs(1), 1);
+        let most = Duration::from_secs(20);
+        let seconds = |wait: Option<Duration>| wait.map(|wait| wait.as_secs());
+        any.hold(Duration::from_secs(5));
+        assert_eq!(seconds(rare.reserve_both(&any, most)), Some(5));
+        assert_eq!(any.reserve().as_secs(), 6);
+        assert_eq!(seconds(rare.reserve_both(&any, most)), Some(17));
+        assert_eq!(seconds(rare.reserve_both(&any, most)), None);
+        assert_eq!(any.reserve().as_secs(), 18);
+        any.hold(Duration::from_secs(40));
+        tokio::time::advance(Duration::from_secs(17)).await;
+        assert_eq!(seconds(rare.reserve_both(&any, most)), None);
+        assert_eq!(seconds(rare.reserve_within(most)), Some(12));
     }
 
     #[test]

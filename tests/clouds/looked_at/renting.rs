@@ -254,3 +254,30 @@ fn a_storm(kind: Kind) {
     end(&desk);
     assert_eq!(desk.cloud.world.lock().too_soon, 0, "none of it by us");
 }
+
+#[test]
+fn eight_leases_of_which_one_is_told_to_come_again_in_a_minute_get_up_at_vastai() {
+    a_long_pause(Kind::Vastai);
+}
+
+#[test]
+fn eight_leases_of_which_one_is_told_to_come_again_in_a_minute_get_up_at_lambda() {
+    a_long_pause(Kind::Lambda);
+}
+
+#[test]
+fn eight_leases_of_which_one_is_told_to_come_again_in_a_minute_get_up_at_runpod() {
+    a_long_pause(Kind::Runpod);
+}
+
+/// The pause is longer than any of the others may wait whose turn has come: they take new turns, and none of them puts off the others
+/// for ever.
+fn a_long_pause(kind: Kind) {
+    let busy = Fault::of("create-429").text("60").times(1);
+    let desk = Desk::of(kind, vec![busy], 5, 8);
+    desk.run("apply --auto-approve").exits(0);
+    assert_eq!((asked(&desk), made(&desk)), (9, 8), "each once");
+    assert_eq!(desk.cloud.world.lock().too_soon, 0, "none too soon");
+    desk.agrees(8);
+    end(&desk);
+}
