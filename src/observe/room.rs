@@ -9,7 +9,7 @@ use stageline_core::state::State;
 use stageline_core::topology::Topology;
 use stageline_core::unit::MicroDollars;
 
-use crate::provider::{Machine, Provider, Providers};
+use crate::provider::{Machine, MachineStatus, Provider, Providers};
 
 /// Of each provider whose table has caps.
 pub async fn rooms(
@@ -60,6 +60,19 @@ fn mark(machine: &Machine) -> Option<Marked> {
     counts.then(|| Marked {
         machine: machine.id.clone(),
         key: machine.request_key.clone(),
-        price_per_hour: Some(machine.price_per_hour).filter(|price| *price != MicroDollars::ZERO),
+        price_per_hour: told(machine),
     })
+}
+
+/// What it costs. What serves for nothing has a price that was not told; what does not serve may cost nothing in truth.
+fn told(machine: &Machine) -> Option<MicroDollars> {
+    let price = machine.price_per_hour;
+    match machine.status {
+        MachineStatus::Dead(_) | MachineStatus::Interrupted(_) | MachineStatus::Ending => {
+            Some(price)
+        }
+        MachineStatus::Pending(_) | MachineStatus::Running => {
+            Some(price).filter(|price| *price != MicroDollars::ZERO)
+        }
+    }
 }
