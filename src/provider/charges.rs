@@ -1,7 +1,12 @@
 //! What providers themselves say that machines have cost: their bill, which may come late.
 
+use std::time::Duration;
+
 use stageline_core::id::MachineId;
 use stageline_core::unit::{MicroDollars, Timestamp};
+
+/// Longest that a bill may take: whoever waits for a status does not wait for the books of years.
+pub(super) const BILL_WITHIN: Duration = Duration::from_secs(10);
 
 /// A bill, as far as it was told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -81,13 +81,18 @@ impl Leftover {
     }
 
     /// How a create ended of which nothing came, after what was made for it was removed or could not be. While it is there it is
-    /// not over.
-    pub fn withdrawn(&self, cause: Cause, removed: Result<(), Cause>) -> Outcome<Machine> {
+    /// not over, and its name says what to look for in the account.
+    pub fn withdrawn(
+        &self,
+        name: &str,
+        cause: Cause,
+        removed: Result<(), Cause>,
+    ) -> Outcome<Machine> {
         match removed {
             Ok(()) => Outcome::Refused(cause),
             Err(left) => Outcome::InDoubt(Cause {
                 message: format!(
-                    "{}; and {} it could not be removed: {}",
+                    "{}; and {} it, `{name}`, could not be removed: {}",
                     cause.message, self.made, left.message
                 ),
                 ..cause
@@ -116,6 +121,7 @@ impl Leftover {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stageline_core::resource::FailureClass;
 
     fn kept(id: &str, attempt: u32) -> Kept {
         let of = format!("sl-0102030405060708-aabbccdd-g1a{attempt}");
@@ -123,6 +129,18 @@ mod tests {
             id: id.to_owned(),
             of: of.parse().expect("a request key"),
         }
+    }
+
+    #[test]
+    fn one_that_cannot_be_removed_is_named() {
+        let why = |text: &str| Cause::new(FailureClass::Unknown, text);
+        let name = kept("a", 1).of;
+        let name = name.as_str();
+        let gone = SSH_KEY.withdrawn(name, why("no launch"), Ok(()));
+        assert_eq!(gone, Outcome::Refused(why("no launch")));
+        let left = SSH_KEY.withdrawn(name, why("no launch"), Err(why("no answer")));
+        let told = "no launch; and the SSH key that was registered for it, `sl-0102030405060708-aabbccdd-g1a1`, could not be removed: no answer";
+        assert_eq!(left, Outcome::InDoubt(why(told)));
     }
 
     #[test]

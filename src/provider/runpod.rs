@@ -433,7 +433,10 @@ impl Provider for Runpod {
                 }
             },
             Err(fault) => match fault.effect {
-                Effect::None => self.withdrawn(login.as_ref(), wire::refused(fault)).await,
+                Effect::None => {
+                    let (of, cause) = (&request.request_key, wire::refused(fault));
+                    self.withdrawn(of, login.as_ref(), cause).await
+                }
                 Effect::Possible => Outcome::InDoubt(fault.cause),
             },
         }

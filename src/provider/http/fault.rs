@@ -48,6 +48,15 @@ impl Fault {
         }
     }
 
+    /// An answer that nobody waits for any longer. It may have had its effect.
+    pub fn late(what: &str, limit: Duration) -> Self {
+        let message = format!("{what} took longer than {} s", limit.as_secs());
+        Self {
+            effect: Effect::Possible,
+            ..Self::before(Cause::new(FailureClass::Unknown, message))
+        }
+    }
+
     /// How a create ended that was not answered with a yes.
     pub fn outcome<T>(self) -> Outcome<T> {
         match self.effect {

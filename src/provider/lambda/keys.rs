@@ -94,11 +94,7 @@ impl Lambda {
         let fault = match answer {
             Ok(Ok(_)) => return Ok(()),
             Ok(Err(fault)) => advised(fault),
-            Err(_) => {
-                let seconds = limit.as_secs();
-                let why = format!("it was not registered within {seconds} s");
-                Fault::shape(&why)
-            }
+            Err(_) => Fault::late("that", limit),
         };
         // An earlier sending of the same may have arrived.
         let there = self.account_keys(Duration::ZERO).await;
@@ -123,11 +119,11 @@ impl Lambda {
         key: Option<&RequestKey>,
         cause: Cause,
     ) -> Outcome<Machine> {
-        let removed = match key {
-            Some(key) => self.remove_named(key.as_str()).await,
-            None => Ok(()),
+        let Some(key) = key else {
+            return Outcome::Refused(cause);
         };
-        SSH_KEY.withdrawn(cause, removed)
+        let removed = self.remove_named(key.as_str()).await;
+        SSH_KEY.withdrawn(key.as_str(), cause, removed)
     }
 
     /// Removes the key of a machine, where it has one.

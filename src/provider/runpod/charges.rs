@@ -5,7 +5,8 @@ use serde_json::Value;
 use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::{REQUESTS, Runpod, wire};
-use crate::provider::http::{Call, Fault, money, number};
+use crate::provider::charges::BILL_WITHIN;
+use crate::provider::http::{Answer, Call, Fault, money, number};
 use crate::provider::{Charged, Charges};
 
 /// Said of a bill with a row of an hour that is not over.
@@ -23,13 +24,19 @@ impl Runpod {
             ("startTime", since.to_string()),
             ("bucketSize", "hour".to_owned()),
         ];
-        let answer = match self.api.read(call).await {
+        let answer = match soon(self.api.read(call)).await {
             Ok(answer) => answer,
             Err(fault) if fault.status == Some(403) => return Ok(None),
             Err(fault) => return Err(fault),
         };
         Ok(Some(charges(wire::rows(&answer.body, "records")?, now)))
     }
+}
+
+/// A bill that comes in time.
+async fn soon(bill: impl Future<Output = Result<Answer, Fault>>) -> Result<Answer, Fault> {
+    let bill = tokio::time::timeout(BILL_WITHIN, bill).await;
+    bill.unwrap_or_else(|_| Err(Fault::late("its bill", BILL_WITHIN)))
 }
 
 fn charges(records: &[Value], now: Timestamp) -> Charges {
@@ -58,6 +65,13 @@ fn charge(record: &Value) -> Option<Charged> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bill_that_does_not_come_is_not_waited_for() {
+        let fault = soon(std::future::pending()).await.expect_err("no bill");
+        assert_eq!(fault.cause.message, "its bill took longer than 10 s");
+        assert_eq!(fault.cause.hint, None, "no newer version mends that");
+    }
 
     #[test]
     fn a_record_is_read_whole_or_not_at_all() {

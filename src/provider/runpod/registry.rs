@@ -98,12 +98,17 @@ impl Runpod {
     }
 
     /// How a create ended of which nothing came: its credential goes, too.
-    pub(super) async fn withdrawn(&self, id: Option<&String>, cause: Cause) -> Outcome<Machine> {
-        let removed = match id {
-            Some(id) => self.remove(id).await.map(|_| ()),
-            None => Ok(()),
+    pub(super) async fn withdrawn(
+        &self,
+        of: &RequestKey,
+        id: Option<&String>,
+        cause: Cause,
+    ) -> Outcome<Machine> {
+        let Some(id) = id else {
+            return Outcome::Refused(cause);
         };
-        CREDENTIAL.withdrawn(cause, removed)
+        let removed = self.remove(id).await.map(|_| ());
+        CREDENTIAL.withdrawn(of.as_str(), cause, removed)
     }
 
     /// Those of ours whose pods are not among these.

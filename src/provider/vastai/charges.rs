@@ -1,5 +1,6 @@
 //! What vast.ai has charged for instances: rows of its own bill, page by page, the latest first.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -8,6 +9,7 @@ use stageline_core::unit::{MicroDollars, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Vastai, wire};
+use crate::provider::charges::BILL_WITHIN;
 use crate::provider::http::{Call, Endpoint, Fault, money, number};
 use crate::provider::{Charged, Charges};
 
@@ -15,9 +17,6 @@ const CHARGES: Endpoint = Endpoint::each("charges", Duration::from_secs(1));
 
 /// Rows of one page: the most that there are.
 const PAGE: usize = 500;
-
-/// Longest that the pages may take together: whoever waits for a status does not wait for the books of years.
-const PAGES_WITHIN: Duration = Duration::from_secs(10);
 
 /// Days are the provider's: some are taken beside what is asked for.
 const DAY: i64 = 86_400;
@@ -47,8 +46,9 @@ impl Vastai {
 async fn pages<'a>(
     mut read: impl FnMut(Option<String>) -> BoxFuture<'a, Result<Value, Fault>>,
 ) -> Result<Charges, Fault> {
-    let until = Instant::now() + PAGES_WITHIN;
-    let (mut all, mut token, mut read_one) = (Charges::default(), None, false);
+    let until = Instant::now() + BILL_WITHIN;
+    let (mut all, mut token, mut tokens) = (Charges::default(), None, BTreeSet::new());
+    let mut read_one = false;
     loop {
         let Ok(body) = timeout_at(until, read(token)).await else {
             break;
@@ -59,17 +59,22 @@ async fn pages<'a>(
         }
         read_one = true;
         token = wire::text(&body, "next_token");
-        if token.is_none() {
+        let Some(next) = &token else {
             return Ok(all);
+        };
+        // Its rows would be counted again each time.
+        if !tokens.insert(next.clone()) {
+            return Err(Fault::shape(
+                "a page of its bill leads to one that was read",
+            ));
         }
     }
-    let within = PAGES_WITHIN.as_secs();
     if !read_one {
-        let why = format!("its bill did not come within {within} s");
-        return Err(Fault::shape(&why));
+        return Err(Fault::late("its bill", BILL_WITHIN));
     }
     all.lacks = Some(format!(
-        "it is longer than what could be read in {within} s, and older charges are missing in it"
+        "it is longer than what could be read in {} s, and older charges are missing in it",
+        BILL_WITHIN.as_secs()
     ));
     Ok(all)
 }
@@ -121,13 +126,16 @@ mod tests {
         assert!(rows(&json!({ "success": false })).is_err());
     }
 
-    /// A bill that has another page always, and takes its time for each.
+    /// A bill that has another page always, with another instance on it, and takes its time for each.
     async fn endless(each: Duration) -> Result<Charges, Fault> {
-        pages(|_| {
+        pages(|token| {
             Box::pin(async move {
                 tokio::time::sleep(each).await;
-                let row = json!({ "source": "instance-8", "amount": 0.5, "end": 1000 });
-                Ok(json!({ "results": [row], "next_token": "more" }))
+                let page: u64 = token.map_or(0, |token| token.parse().expect("a number"));
+                let source = format!("instance-{page}");
+                let row = json!({ "source": source, "amount": 0.5, "end": 1000 });
+                let next = (page + 1).to_string();
+                Ok(json!({ "results": [row], "next_token": next }))
             })
         })
         .await
@@ -137,11 +145,36 @@ mod tests {
     async fn a_bill_without_an_end_is_read_for_a_while_and_said_to_be_cut() {
         let began = Instant::now();
         let cut = endless(Duration::from_secs(3)).await.expect("some of it");
-        assert_eq!(began.elapsed(), PAGES_WITHIN);
-        assert_eq!(cut.machines[0].amount, MicroDollars(1_500_000));
+        assert_eq!(began.elapsed(), BILL_WITHIN);
+        let told = cut
+            .machines
+            .iter()
+            .map(|one| (one.machine.as_str(), one.amount));
+        let half = MicroDollars(500_000);
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [("0", half), ("1", half), ("2", half)]
+        );
         let lacks = cut.lacks.expect("it is told");
         assert!(lacks.contains("older charges are missing"), "{lacks}");
         let none = endless(Duration::from_secs(11)).await;
-        assert!(none.is_err(), "nothing is not a bill");
+        let none = none.expect_err("nothing is not a bill").cause;
+        assert_eq!(none.message, "its bill took longer than 10 s");
+        assert_eq!(none.hint, None, "no newer version mends that");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_that_leads_back_is_not_added_up() {
+        for (first, again) in [("a", "a"), ("b", "a")] {
+            let read = pages(|token| {
+                Box::pin(async move {
+                    let next = token.map_or("a", |token| if token == "a" { first } else { again });
+                    let row = json!({ "source": "instance-8", "amount": 0.5, "end": 1000 });
+                    Ok(json!({ "results": [row], "next_token": next }))
+                })
+            });
+            let fault = read.await.expect_err("no bill").cause;
+            assert!(fault.message.contains("leads to one that was read"));
+        }
     }
 }
