@@ -278,7 +278,7 @@ fn traits(api: &Api) -> Traits {
         late_commit_window: scaled(Duration::from_secs(600)),
         request_timeout: api.above(Duration::from_secs(60)),
         // The pull of a large image included.
-        acquire_timeout: above(20, 120),
+        acquire_timeout: above(30, 120),
         refused_after: above(2, PROOF_MIN),
         gone_within: above(10, PROOF_MIN),
         bills_booting: true,
@@ -293,7 +293,7 @@ fn traits(api: &Api) -> Traits {
         rate: Duration::ZERO,
         phases: vec![
             PhaseLimit::new(wire::PROVISIONING, its_own(10)),
-            PhaseLimit::new(wire::STARTING, its_own(15)).stretching(),
+            PhaseLimit::new(wire::STARTING, its_own(24)).stretching(),
             // "Running" is said before the image has arrived; and of a container that died.
             PhaseLimit::new(wire::NOT_UP, above(10, 60)).stretching(),
             PhaseLimit::new(wire::NO_ADDRESS, its_own(5)),

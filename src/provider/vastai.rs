@@ -129,7 +129,7 @@ impl Vastai {
             phases: vec![
                 PhaseLimit::new(wire::PROVISIONING, its_own(10)),
                 // An image of some GB on a host with a slow line.
-                PhaseLimit::new(wire::LOADING, its_own(25)).stretching(),
+                PhaseLimit::new(wire::LOADING, its_own(28)).stretching(),
                 PhaseLimit::new(wire::NO_ADDRESS, its_own(5)),
                 PhaseLimit::new(SSH_PHASE, above(10, 60)),
                 PhaseLimit::new(AGENT_PHASE, above(5, 60)),

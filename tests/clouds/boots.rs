@@ -1,4 +1,5 @@
-//! A machine that never leaves its boot: it is given up by the deadline of that phase, and the next one serves.
+//! A machine that never leaves its boot: it is given up by the deadline of that phase, and the next one serves. One that is only slow is
+//! waited for.
 
 use stageline::sim::{Fault, Kind};
 
@@ -27,4 +28,29 @@ fn a_boot_that_never_ends_is_given_up_at_lambda() {
 #[test]
 fn a_boot_that_never_ends_is_given_up_at_runpod() {
     check(Kind::Runpod, "starting its container");
+}
+
+/// As slow as a simulator makes it where nobody says how slow: 25 minutes. At Lambda only a machine with many GPUs may be.
+#[test]
+fn a_boot_that_is_only_slow_is_waited_for() {
+    std::thread::scope(|scope| {
+        for kind in Kind::ALL {
+            scope.spawn(move || {
+                let desk = Desk::of(kind, vec![Fault::of("boot-slow")], 60, 1);
+                if kind == Kind::Lambda {
+                    desk.edit("gpu=a10|rtx_6000", "gpus>=8");
+                    desk.edit("max_price_per_hour = 1.00", "max_price_per_hour = 99.00");
+                    for offer in desk.cloud.world.lock().offers.values_mut() {
+                        offer.taken = false;
+                    }
+                }
+                desk.run("apply --auto-approve").exits(0).says("is up");
+                let made = desk.cloud.world.lock().machines.len();
+                assert_eq!(made, 1, "{kind:?}: the first is kept");
+                desk.agrees(1);
+                desk.run("destroy --auto-approve").exits(0);
+                desk.agrees(0);
+            });
+        }
+    });
 }
