@@ -19,8 +19,8 @@ pub struct Meter {
     pub disk_month: MicroDollars,
     running_ms: u64,
     there_ms: u64,
-    /// What it ran at other prices, in micro-dollars an hour times milliseconds, and for how long.
-    before: (u128, u64),
+    /// What an hour cost before, up to how much of its running: each bucket of a bill is counted from the beginning again.
+    before: Vec<(u64, MicroDollars)>,
 }
 
 impl Meter {
@@ -35,20 +35,26 @@ impl Meter {
             disk_month,
             running_ms: 0,
             there_ms: 0,
-            before: (0, 0),
+            before: Vec::new(),
         }
     }
 
     /// An hour of running costs this from here on.
     pub(super) fn turn(&mut self, running_per_hour: MicroDollars) {
-        self.before = (self.running(), self.running_ms);
+        self.before.push((self.running_ms, self.running_per_hour));
         self.running_per_hour = running_per_hour;
     }
 
+    /// What its running has cost, in micro-dollars an hour times milliseconds.
     fn running(&self) -> u128 {
-        let (sum, until) = self.before;
-        let since = self.running_ms.saturating_sub(until);
-        sum + u128::from(self.running_per_hour.0) * u128::from(since)
+        let now = (u64::MAX, self.running_per_hour);
+        let (mut sum, mut from) = (0, 0);
+        for (until, price) in self.before.iter().copied().chain([now]) {
+            let until = until.min(self.running_ms);
+            sum += u128::from(price.0) * u128::from(until.saturating_sub(from));
+            from = until;
+        }
+        sum
     }
 
     /// For how long it ran, and was there, in all.
@@ -90,5 +96,13 @@ mod tests {
         meter.set(5_400_000, 5_400_000);
         assert_eq!(meter.total(), MicroDollars(812_500));
         assert_eq!(meter.per_hour(), MicroDollars(808_334));
+        // What it had cost before is told by the price of then.
+        for (running, there, total) in [
+            (1_800_000, 2_700_000, 206_250),
+            (3_600_000, 5_400_000, 412_500),
+        ] {
+            meter.set(running, there);
+            assert_eq!(meter.total(), MicroDollars(total));
+        }
     }
 }

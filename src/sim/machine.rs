@@ -130,6 +130,8 @@ pub struct Machine {
     pub foreign: bool,
     /// It is stopped from then on.
     pub stopped_from: Option<u64>,
+    /// When it stood still before that, from when until when.
+    pub stops: Vec<(u64, u64)>,
     /// Its host is away from then until then.
     pub away: Option<(u64, u64)>,
     /// Its address is told from then on.
@@ -198,6 +200,18 @@ impl Machine {
         }
     }
 
+    /// Stops it; one that stands still is stopped since it was.
+    pub(super) fn stop(&mut self, now: u64) {
+        self.stopped_from = Some(self.stopped_from.map_or(now, |from| from.min(now)));
+    }
+
+    /// Has it run again, and bill so, from here on. A stop that was still to come does not.
+    pub(super) fn start(&mut self, now: u64) {
+        let stopped = self.stopped_from.take().filter(|from| *from < now);
+        self.stops.extend(stopped.map(|from| (from, now)));
+        self.started = false;
+    }
+
     /// Whether it is there and costs money.
     pub fn is_there(&self, now: u64) -> bool {
         self.gone_from.is_none_or(|from| now < from)
@@ -224,12 +238,18 @@ impl Machine {
         let there = overlap((self.created, until), (0, u64::MAX))
             .saturating_sub(overlap((self.created, until), away));
         let end = self.stopped_from.unwrap_or(u64::MAX).min(until);
+        let ran = |from: u64| {
+            let stops = self.stops.iter();
+            let still: u64 = stops.map(|stop| overlap((from, end), *stop)).sum();
+            end.saturating_sub(from)
+                .saturating_sub(overlap((from, end), away))
+                .saturating_sub(still)
+        };
         let running = match self.course {
             Course::Well | Course::Never | Course::Dies(_) if self.bills_booting => {
-                end.saturating_sub(self.created)
+                ran(self.created)
             }
-            Course::Well => overlap((self.runs, end), (0, u64::MAX))
-                .saturating_sub(overlap((self.runs, end), away)),
+            Course::Well => ran(self.runs),
             Course::Never | Course::Dies(_) => 0,
         };
         self.meter.set(running, there);

@@ -4,9 +4,10 @@ use serde_json::json;
 use stageline::ambient::{Clock as _, SystemClock};
 use stageline::core::state::Spent;
 use stageline::core::unit::{MicroDollars, Timestamp};
-use stageline::sim::Kind;
+use stageline::sim::{Fault, Kind};
 
 use super::desk::{Desk, SPEED};
+use super::mounts::ask;
 
 /// What the simulator charged for everything that ever was there.
 fn bill(desk: &Desk) -> String {
@@ -60,5 +61,109 @@ fn a_provider_without_such_a_call_is_not_said_to_have_billed() {
         ran.exits(0);
         assert!(!ran.text.contains("billed by provider"), "{}", ran.text);
         ran.says("what provider `lambda` billed cannot be told: it tells no bill; all of it is an estimate by prices and times");
+    }
+}
+
+const HOUR: u64 = 3_600_000;
+
+/// A machine that somebody rents at the console, at a cloud whose clock goes on when it is told to; and what changes its state.
+fn rented(kind: Kind, faults: Vec<Fault>) -> (Desk, impl Fn(&Desk, bool)) {
+    let desk = Desk::of(kind, faults, 1, 1);
+    let (method, path, body) = match kind {
+        Kind::Vastai => {
+            let inner = desk.cloud.world.lock();
+            let mut free = inner.offers.values().filter(|offer| !offer.taken);
+            let ask = free.next().expect("an ask").id;
+            let body = json!({ "image": "img:1", "disk": 40 });
+            ("PUT", format!("/api/v0/asks/{ask}/"), body)
+        }
+        Kind::Runpod | Kind::Lambda => {
+            let gpu = json!({ "id": "NVIDIA GeForce RTX 4090", "count": 1 });
+            let body = json!({ "name": "by-hand", "image": "img:1", "gpu": gpu });
+            ("POST", "/v2/pods".to_owned(), body)
+        }
+    };
+    let (status, answer) = ask(&desk, method, &path, &body);
+    assert!(status < 300, "{answer}");
+    let id = answer.get("new_contract").or(answer.get("id"));
+    let id = id.expect("an id").to_string();
+    let id = id.trim_matches('"').to_owned();
+    let turn = move |desk: &Desk, on: bool| {
+        let (status, answer) = match kind {
+            Kind::Vastai => {
+                let state = if on { "running" } else { "stopped" };
+                let path = format!("/api/v0/instances/{id}/");
+                ask(desk, "PUT", &path, &json!({ "state": state }))
+            }
+            Kind::Runpod | Kind::Lambda => {
+                let action = if on { "start" } else { "stop" };
+                let path = format!("/v2/pods/{id}/action");
+                ask(desk, "POST", &path, &json!({ "action": action }))
+            }
+        };
+        assert!(status < 300, "{answer}");
+    };
+    (desk, turn)
+}
+
+/// Every hour of a bill costs what it cost then, also those before a price that was raised.
+#[test]
+fn the_hours_of_a_bill_are_what_is_billed_when_a_price_was_raised() {
+    let dearer = Fault::of("price-later").seconds(3 * 3600).factor(2.0);
+    let (desk, _) = rented(Kind::Runpod, vec![dearer]);
+    let clock = &desk.cloud.world.clock;
+    clock.advance(2 * HOUR);
+    let cheap = desk.cloud.world.bill();
+    clock.advance(4 * HOUR);
+    let least = desk.cloud.world.bill();
+    assert!(
+        least.0 > cheap.0 * 4,
+        "{cheap} in two hours, {least} in six"
+    );
+    let (status, bill) = ask(&desk, "GET", "/v2/billing/pods?bucketSize=hour", &json!({}));
+    assert_eq!(status, 200, "{bill}");
+    let most = desk.cloud.world.bill();
+    let hours = bill["records"].as_array().expect("a list").iter();
+    let micro = |dollars: f64| format!("{:.0}", dollars * 1e6).parse::<u64>();
+    let hours = hours.map(|hour| hour["totalAmount"].as_f64().expect("an amount"));
+    let hours: Vec<u64> = hours
+        .map(|amount| micro(amount).expect("a number"))
+        .collect();
+    assert!(hours.iter().all(|amount| *amount > 0), "{hours:?}");
+    let sum: u64 = hours.iter().sum();
+    assert!(
+        (least.0..=most.0).contains(&sum),
+        "{sum} of {least} to {most}"
+    );
+}
+
+/// What stands still costs its disk, also once it runs again.
+#[test]
+fn a_machine_that_was_stopped_for_a_while_is_not_billed_for_it_once_it_runs_again() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let (desk, turn) = rented(kind, vec![]);
+        let world = &desk.cloud.world;
+        let bill = || world.bill().0;
+        world.clock.advance(HOUR);
+        turn(&desk, false);
+        let ran = bill();
+        world.clock.advance(HOUR);
+        if kind == Kind::Vastai {
+            // It is stopped already.
+            turn(&desk, false);
+        }
+        world.clock.advance(HOUR);
+        let stood = bill() - ran;
+        turn(&desk, true);
+        world.clock.advance(HOUR);
+        let again = bill() - ran - stood;
+        let inner = world.lock();
+        let meter = &inner.machines.values().next().expect("one").meter;
+        let all = meter.per_hour().0;
+        let disk = all - meter.running_per_hour.0;
+        // Some seconds of the real clock, and what is rounded.
+        assert!(stood <= 2 * disk + 5_000, "{kind:?}: {stood} of {disk}");
+        let hour = all - 2..all + 5_000;
+        assert!(hour.contains(&again), "{kind:?}: {again} of {all}");
     }
 }

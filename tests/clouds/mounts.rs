@@ -5,8 +5,23 @@ use stageline::sim::Kind;
 
 use super::desk::{Desk, KEY};
 
+/// An answer of the provider, as its owner sees it at the console.
+pub(crate) struct Told {
+    pub(crate) status: u16,
+    /// The pause that is asked for, and the moment by the provider's own clock.
+    pub(crate) retry_after: Option<String>,
+    pub(crate) date: Option<String>,
+    pub(crate) body: Value,
+}
+
 /// One request to the provider, as its owner makes it at the console.
 pub(crate) fn ask(desk: &Desk, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    let told = ask_as(desk, KEY, (method, path), body);
+    (told.status, told.body)
+}
+
+/// The same with another key.
+pub(crate) fn ask_as(desk: &Desk, key: &str, (method, path): (&str, &str), body: &Value) -> Told {
     // Set before is the same.
     rustls::crypto::ring::default_provider()
         .install_default()
@@ -19,11 +34,24 @@ pub(crate) fn ask(desk: &Desk, method: &str, path: &str, body: &Value) -> (u16, 
     let method = method.parse().expect("a method");
     runtime.block_on(async {
         let request = reqwest::Client::new().request(method, url);
-        let request = request.bearer_auth(KEY).json(body);
+        let request = request.bearer_auth(key).json(body);
         let answer = request.send().await.expect("an answer");
-        let status = answer.status().as_u16();
+        let header = |name: &str| {
+            let value = answer.headers().get(name)?;
+            Some(value.to_str().expect("a text").to_owned())
+        };
+        let (status, retry_after, date) = (
+            answer.status().as_u16(),
+            header("retry-after"),
+            header("date"),
+        );
         let text = answer.text().await.expect("a text");
-        (status, serde_json::from_str(&text).unwrap_or(Value::Null))
+        Told {
+            status,
+            retry_after,
+            date,
+            body: serde_json::from_str(&text).unwrap_or(Value::Null),
+        }
     })
 }
 

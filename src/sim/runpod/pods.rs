@@ -323,9 +323,11 @@ pub(super) fn act(world: &World, account: &str, id: &str, body: &Value) -> Reply
 /// Stops a pod, or has it run again.
 pub(super) fn turn(world: &World, account: &str, id: &str, on: bool) -> bool {
     let turned = with(world, account, id, |machine, now| {
-        machine.stopped_from = (!on).then_some(now);
-        // What ran before bills anew from here.
-        machine.started &= !on;
+        if on {
+            machine.start(now);
+        } else {
+            machine.stop(now);
+        }
     });
     turned.is_some()
 }

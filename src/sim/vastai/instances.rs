@@ -265,12 +265,8 @@ pub(super) fn change(world: &World, account: &str, id: &str, body: &Value) -> Re
             machine.label = label;
         }
         match state.as_deref() {
-            Some("stopped") => machine.stopped_from = Some(now),
-            Some("running") => {
-                // What ran before bills anew from here.
-                machine.stopped_from = None;
-                machine.started = false;
-            }
+            Some("stopped") => machine.stop(now),
+            Some("running") => machine.start(now),
             Some(_) | None => {}
         }
     });
