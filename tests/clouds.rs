@@ -17,6 +17,7 @@ mod lambda;
 mod looked_at;
 mod mounts;
 mod official;
+mod paces;
 mod private;
 mod pushed;
 mod regions;

@@ -58,7 +58,7 @@ pub const KNOBS: &[(&str, &str)] = &[
     ),
     (
         "create-429",
-        "others use the account: a create is too many, with Retry-After: `text`, if there is one",
+        "others use the account: a create is too many, with Retry-After as in rate-429-after, if there is a `text`",
     ),
     ("rate-429-daily", "searches are used up until midnight"),
     ("list-lag", "a new machine is listed after `seconds`"),

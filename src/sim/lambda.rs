@@ -118,10 +118,10 @@ fn endpoint(request: &Request, path: &str) -> &'static str {
 }
 
 /// The pace of the whole account comes first.
-fn busy(fault: Fault) -> Reply {
+fn busy(fault: &Fault) -> Reply {
     let reply = Reply::text(429, "text/plain", "Too many requests");
     match fault.text {
-        Some(wish) => reply.header("retry-after", wish),
+        Some(_) => reply.header("retry-after", fault.pause("")),
         None => reply,
     }
 }
@@ -138,7 +138,7 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
     if endpoint == "create"
         && let Some(fault) = fires("create-429")
     {
-        return Some(busy(fault));
+        return Some(busy(&fault));
     }
     if fires("rate-429-plain").is_some() {
         return Some(Reply::text(429, "text/plain", "Too many requests"));

@@ -138,7 +138,8 @@ async fn answer(
     if world.faults.fires("trickle").is_some() {
         reply.way = Way::Trickle;
     }
-    let date = |after: f64| date(world.clock.epoch(world.clock.now()) + after);
+    let now = world.clock.epoch(world.clock.now());
+    let date = |after: f64| date(now + after);
     for (name, value) in &mut reply.headers {
         if let ("retry-after" | "Retry-After", Some(after)) = (*name, value.strip_prefix(DATE_IN)) {
             *value = date(after.parse().unwrap_or(7.0));

@@ -96,14 +96,14 @@ pub(super) fn answer(world: &World, request: &Request) -> Reply {
     route(world, request, account, path)
 }
 
-fn busy(fault: Fault) -> Reply {
+fn busy(fault: &Fault) -> Reply {
     let reply = Reply::text(
         429,
         "text/plain",
         "API requests too frequent endpoint threshold=3.0",
     );
     match fault.text {
-        Some(wish) => reply.header("retry-after", wish),
+        Some(_) => reply.header("retry-after", fault.pause("")),
         None => reply,
     }
 }
@@ -112,6 +112,11 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
     let limit = LIMITS.iter().find(|(name, ..)| *name == endpoint);
     let (_, every, burst) = limit.copied().unwrap_or(("other", 0, 1));
     let fires = |knob: &str| world.faults.fires(knob);
+    // Searches are counted by the address that they come from, whoever asks, and here all come from one.
+    let account = match endpoint {
+        "search" => "",
+        _ => account,
+    };
     let too_many = "API requests too frequent endpoint threshold=3.0";
     if !world.passes(account, endpoint, every, burst) || fires("rate-429-plain").is_some() {
         return Some(Reply::text(429, "text/plain", too_many));
@@ -119,7 +124,7 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
     if endpoint == "create"
         && let Some(fault) = fires("create-429")
     {
-        return Some(busy(fault));
+        return Some(busy(&fault));
     }
     if let Some(fault) = fires("rate-429-after") {
         let wish = fault.pause("7");

@@ -189,13 +189,17 @@ impl World {
         id
     }
 
-    /// Somebody else takes this offer first, where that is what goes wrong.
-    pub fn snatch(&self, offer: &Offer, wish: &Wish) {
+    /// Somebody else takes this offer first, where that is what goes wrong: whether there is nothing left of it.
+    pub fn snatch(&self, offer: &Offer, wish: &Wish) -> bool {
         // Asking counts: only a create asks for this.
-        let fault = self.faults.fires_as("meddle", "create");
-        if fault.is_some() {
-            self.made(offer.clone(), stranger(wish, "web-1".to_owned()));
+        if self.faults.fires_as("meddle", "create").is_none() {
+            return false;
         }
+        self.made(offer.clone(), stranger(wish, "web-1".to_owned()));
+        if let Some(offer) = self.lock().offers.get_mut(&offer.id) {
+            offer.taken = true;
+        }
+        true
     }
 
     fn made(&self, offer: Offer, wish: Wish) -> u64 {
@@ -290,6 +294,7 @@ impl World {
                 (false, Some(fault)) => Some(runs + fault.millis(60)),
                 (false, None) => None,
             },
+            stops: Vec::new(),
             away: fires("host-offline").map(|fault| {
                 let from = runs + 30_000;
                 (from, from + fault.millis(600))

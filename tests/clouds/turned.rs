@@ -2,7 +2,7 @@
 //!
 //! A knob that is new, and one that no test turns on any more, fails here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use stageline::sim::Kind;
@@ -236,12 +236,46 @@ const ROWS: &[Row] = &[
     ("server-error", CREATES),
 ];
 
-/// The text of a test's file, where the test is in it.
-fn file_of(test: &str) -> Option<String> {
+/// What a test does, where there is one: its own text, and that of whatever it names of its file, so that what stands in another test
+/// does not count.
+fn text_of(test: &str) -> Option<String> {
     let (file, name) = test.split_once("::")?;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clouds");
     let text = std::fs::read_to_string(folder.join(format!("{file}.rs"))).ok()?;
-    text.contains(&format!("fn {name}()")).then_some(text)
+    let items = items(&text);
+    items.get(name).filter(|item| item.contains("fn "))?;
+    let (mut reached, mut open) = (BTreeSet::from([name]), vec![name]);
+    let mut all = String::new();
+    while let Some(item) = open.pop().and_then(|name| items.get(name)) {
+        all += item;
+        let words = item.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        open.extend(words.filter(|word| items.contains_key(word) && reached.insert(word)));
+    }
+    Some(all)
+}
+
+/// The functions and constants of a file by their names. The formatter ends each with a line of its own, or on its first one.
+fn items(text: &str) -> BTreeMap<&str, &str> {
+    let mut items = BTreeMap::new();
+    let mut from = 0;
+    for line in text.split_inclusive('\n') {
+        let (at, words) = (from, line.replace("pub(crate) ", "").replace("async ", ""));
+        from += line.len();
+        if !["fn ", "const "].iter().any(|head| words.starts_with(head)) {
+            continue;
+        }
+        let name = line.split(['(', ':', '<']).next().unwrap_or_default();
+        let name = name.rsplit(' ').next().unwrap_or_default();
+        let rest = &text[at..];
+        let ends = ["\n}\n", "\n];\n", "\n};\n"].into_iter();
+        let ends = ends.filter_map(|end| Some(rest.find(end)? + end.len()));
+        let end = match line.trim_end().ends_with(';') {
+            true => line.len(),
+            false => ends.min().unwrap_or(rest.len()),
+        };
+        items.insert(name, &rest[..end]);
+    }
+    items
 }
 
 /// What is wrong with a row, in words.
@@ -251,7 +285,7 @@ fn wrong((knob, tests): &Row) -> Vec<String> {
         let cannot = kind.cannot().iter().any(|(one, _)| one == knob);
         let quoted = format!("\"{knob}\"");
         let at = format!("{knob} at {}", kind.as_str());
-        match (cannot, test.is_empty(), file_of(test)) {
+        match (cannot, test.is_empty(), text_of(test)) {
             (true, true, _) => {}
             (true, false, _) => wrong.push(format!("{at}: it cannot happen, and {test} shows it")),
             (false, true, _) => wrong.push(format!("{at}: no test turns it on")),

@@ -77,7 +77,9 @@ pub(super) fn launch(world: &World, account: &str, body: &Value) -> Reply {
         mounts,
         ..wish(world, account, &offer, body)
     };
-    world.snatch(&offer, &wish);
+    if world.snatch(&offer, &wish) {
+        return sold_out();
+    }
     made(world, offer, wish)
 }
 

@@ -106,7 +106,9 @@ pub(super) fn create(world: &World, account: &str, body: &Value) -> Reply {
         mounts,
         ..wish(account, body)
     };
-    world.snatch(&offer, &wish);
+    if world.snatch(&offer, &wish) {
+        return no(400, NO_CAPACITY);
+    }
     made(world, offer, wish)
 }
 
