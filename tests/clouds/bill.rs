@@ -157,10 +157,12 @@ fn a_machine_that_was_stopped_for_a_while_is_not_billed_for_it_once_it_runs_agai
         turn(&desk, true);
         world.clock.advance(HOUR);
         let again = bill() - ran - stood;
-        let inner = world.lock();
-        let meter = &inner.machines.values().next().expect("one").meter;
-        let all = meter.per_hour().0;
-        let disk = all - meter.running_per_hour.0;
+        let (all, disk) = {
+            let inner = world.lock();
+            let meter = &inner.machines.values().next().expect("one").meter;
+            let all = meter.per_hour().0;
+            (all, all - meter.running_per_hour.0)
+        };
         // Some seconds of the real clock, and what is rounded.
         assert!(stood <= 2 * disk + 5_000, "{kind:?}: {stood} of {disk}");
         let hour = all - 2..all + 5_000;

@@ -285,6 +285,41 @@ async fn a_machine_is_seen_as_it_is() {
     }
 }
 
+/// As an apply does it that has eight leases: each takes a turn, and a new one when it was too soon.
+async fn rented(vast: &Vastai, quote: Quote, attempt: u32) {
+    loop {
+        tokio::time::sleep(vast.turn()).await;
+        match vast.create(request(quote.clone(), attempt)).await {
+            Outcome::Done(_) => return,
+            Outcome::Refused(cause) => assert_eq!(cause.class, FailureClass::Rate),
+            Outcome::InDoubt(cause) => panic!("{cause:?}"),
+        }
+    }
+}
+
+/// One is told to come again later than the others may wait for their moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn creates_that_give_up_waiting_do_not_put_off_the_others() {
+    let busy = Fault::of("create-429").text("60").times(1);
+    let cloud = cloud(Kind::Vastai, vec![busy], 5, false).await;
+    let vast = adapter(&cloud, "k", None);
+    let quotes = quotes(&vast).await.into_iter();
+    let all = quotes.zip(1..=8);
+    let all = all.map(|(quote, attempt)| rented(&vast, quote, attempt));
+    let all = tokio::time::timeout(Duration::from_secs(60), futures::future::join_all(all));
+    let all = all.await.expect("they get up");
+    let (creates, made, too_soon) = {
+        let inner = cloud.world.lock();
+        (
+            inner.requests["create"],
+            inner.machines.len(),
+            inner.too_soon,
+        )
+    };
+    assert_eq!((all.len(), creates, made, too_soon), (8, 9, 8, 0));
+    cloud.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_new_or_odd_in_an_answer_is_read_all_the_same() {
     let cloud = cloud(Kind::Vastai, vec![Fault::of("schema-drift")], 600, false).await;
