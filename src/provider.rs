@@ -8,6 +8,7 @@ mod charges;
 pub mod command;
 mod doors;
 pub mod http;
+mod increase;
 pub mod lambda;
 mod leftover;
 mod limits;
@@ -39,6 +40,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 pub use account::same_account;
 pub use charges::{Charged, Charges};
+pub use increase::Increase;
 pub use limits::{BootLimits, PhaseLimit};
 pub use phase::{AGENT_PHASE, NOT_PULLED, Phase, SSH_PHASE};
 pub use view::{Unseen, View};
@@ -447,6 +449,14 @@ pub trait Provider: Send + Sync {
     /// [`Blind`] when the answer cannot be trusted.
     async fn charges(&self, _: Timestamp, _: Timestamp) -> Result<Option<Charges>, Blind> {
         Ok(None)
+    }
+
+    /// What hosts ask for machines of the account that cost less now.
+    ///
+    /// # Errors
+    /// [`Blind`] when the answer cannot be trusted.
+    async fn increases(&self) -> Result<Vec<Increase>, Blind> {
+        Ok(Vec::new())
     }
 
     /// One machine; none when the provider knows no such id, which is no proof that it never will.

@@ -1,8 +1,10 @@
 //! What leases cost so far, for people: by the ledger of the state, with what is uncertain said.
 
+use std::time::Duration;
+
 use serde::Serialize;
-use stageline_core::id::{LeaseId, Name};
-use stageline_core::resource::Told;
+use stageline_core::id::{Address, LeaseId, MachineId, Name};
+use stageline_core::resource::{LeaseReceipt, Told};
 use stageline_core::state::{Ledger, Spent, State};
 use stageline_core::unit::{MicroDollars, Timestamp};
 
@@ -10,6 +12,9 @@ use super::console::Console;
 use crate::ambient::Clock;
 use crate::observe::charges::{self, Answer};
 use crate::provider::Providers;
+
+/// Longest that a status waits for what hosts ask.
+const ASKED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Leases that are told one by one; of more only the sum.
 const LEASES_MAX: usize = 10;
@@ -69,6 +74,83 @@ enum Said {
     Nothing {
         cannot_tell: String,
     },
+}
+
+/// A host that asks for more than its machine costs.
+#[derive(Serialize)]
+pub(crate) struct Asked {
+    lease: LeaseId,
+    machine: MachineId,
+    provider: Name,
+    from: MicroDollars,
+    to: MicroDollars,
+    /// When its contract ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<Timestamp>,
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            lease,
+            machine,
+            provider,
+            from,
+            to,
+            until,
+        } = self;
+        write!(
+            f,
+            "{lease}: the host of machine {machine} asks for {to}/h, it costs {from}/h; that changes only if you accept it at \
+             provider `{provider}` yourself"
+        )?;
+        match until {
+            Some(until) => write!(f, ", and its contract ends {until:.0}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What hosts ask for machines that are held. A provider that cannot be asked now is passed over: nothing hangs on it.
+pub(crate) async fn asked(state: &State, providers: &Providers, clock: &dyn Clock) -> Vec<Asked> {
+    let held: Vec<(&LeaseId, &LeaseReceipt)> = state
+        .existing()
+        .filter_map(|(address, _)| match address {
+            Address::Lease(lease) => Some((lease, state.lease(lease)?)),
+            Address::Delivery(_)
+            | Address::Bundle(_)
+            | Address::Stage(_)
+            | Address::Pipeline(_)
+            | Address::Exposure(_) => None,
+        })
+        .collect();
+    let mut all = Vec::new();
+    for (name, provider) in providers.named() {
+        let ours = held.iter().filter(|(_, held)| held.provider == name);
+        let ours: Vec<_> = ours.collect();
+        if ours.is_empty() {
+            continue;
+        }
+        let increases = tokio::select! {
+            biased;
+            increases = provider.increases() => increases.unwrap_or_default(),
+            () = clock.sleep(ASKED_WITHIN) => Vec::new(),
+        };
+        for increase in increases {
+            let of = ours
+                .iter()
+                .find(|(_, held)| held.machine == increase.machine);
+            all.extend(of.map(|(lease, held)| Asked {
+                lease: (*lease).clone(),
+                machine: held.machine.clone(),
+                provider: name.clone(),
+                from: increase.from,
+                to: increase.to,
+                until: increase.until,
+            }));
+        }
+    }
+    all
 }
 
 /// Asks providers for what they billed.

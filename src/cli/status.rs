@@ -33,6 +33,9 @@ struct Report {
     /// What providers billed, by their own word.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     billed: Vec<money::Billed>,
+    /// What hosts ask for machines that cost less.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    asked: Vec<money::Asked>,
     healthy: bool,
     /// Of some machine nobody can tell whether it is there.
     #[serde(skip)]
@@ -118,6 +121,7 @@ impl Status {
                 per_hour: per_hour(&state, &observed).to_string(),
                 spent: money::ledger(&state, clock.as_ref(), alive, &told),
                 billed: money::bills(&state, &providers, clock.as_ref()).await,
+                asked: money::asked(&state, &providers, clock.as_ref()).await,
                 healthy,
                 blind: observed
                     .leases
@@ -462,8 +466,10 @@ fn text(report: &Report, console: &Console) -> String {
     text.push_str(&format!("{} per hour\n", report.per_hour));
     let total = money::total(&report.spent);
     let billed = report.billed.iter().map(ToString::to_string);
+    let asked = report.asked.iter().map(ToString::to_string);
     let lock = report.at_work.iter().map(ToString::to_string);
-    for sentence in total.into_iter().chain(billed).chain(lock) {
+    let sentences = total.into_iter().chain(billed).chain(asked).chain(lock);
+    for sentence in sentences {
         text.push_str(&console.row("", 4, &sentence));
     }
     text + &avoided(&report.avoided, console)

@@ -8,6 +8,7 @@
 
 mod boot;
 mod charges;
+mod increases;
 mod offer;
 mod push;
 mod wire;
@@ -36,8 +37,8 @@ use super::http::{
 };
 use crate::ambient::crash_point;
 use crate::provider::{
-    AGENT_PHASE, Blind, Bring, Brought, Charges, CreateRequest, Machine, PhaseLimit, Provider,
-    Released, SSH_PHASE, Traits,
+    AGENT_PHASE, Blind, Bring, Brought, Charges, CreateRequest, Increase, Machine, PhaseLimit,
+    Provider, Released, SSH_PHASE, Traits,
 };
 use crate::ssh::{Login, OwnKey};
 
@@ -471,6 +472,11 @@ impl Provider for Vastai {
             .await
             .map_err(|fault| self.blind(fault))?;
         Ok(all.into_iter().find(|machine| machine.id == *id))
+    }
+
+    async fn increases(&self) -> Result<Vec<Increase>, Blind> {
+        let asked = self.pending_increases().await;
+        asked.map_err(|fault| self.blind(fault))
     }
 
     async fn release(&self, id: &MachineId) -> Result<Released, Cause> {

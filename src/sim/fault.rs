@@ -123,6 +123,10 @@ pub const KNOBS: &[(&str, &str)] = &[
         "price-later",
         "a running machine costs `factor` as much after `seconds`",
     ),
+    (
+        "price-asked",
+        "a running machine's host asks for `factor` as much after `seconds`, and waits for an answer",
+    ),
     ("quota", "the account may have no more machines"),
     ("money", "the account has no credit"),
     ("capacity", "there is none left"),

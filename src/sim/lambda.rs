@@ -24,6 +24,7 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
         "there are no bids, and a refusal has a status of its own",
     ),
     ("bid-stays", "there are no bids"),
+    ("price-asked", "prices are the provider's, who asks nobody"),
     ("rate-429-daily", "no request is counted by the day"),
     ("no-own-key", "no machine there is handed a key of its own"),
     (

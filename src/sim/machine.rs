@@ -124,6 +124,8 @@ pub struct Machine {
     pub found_from: u64,
     /// It costs this, without its disk, from then on.
     pub later: Option<(u64, MicroDollars)>,
+    /// Its host asks for this, without its disk, from then on.
+    pub asked: Option<(u64, MicroDollars)>,
     /// Somebody else ends it then; without a trace, or as whoever ends one.
     pub meddled: Option<(u64, bool)>,
     /// It is none of ours, whatever it is called.

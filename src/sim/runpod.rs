@@ -32,6 +32,7 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
         "there are no bids, and a refusal has a status of its own",
     ),
     ("bid-stays", "there are no bids"),
+    ("price-asked", "prices are the provider's, who asks nobody"),
     (
         "list-page-lost",
         "its list of pods is one answer, without pages",

@@ -1,6 +1,7 @@
 //! The API of vast.ai over a world: its paths, its words, its odd answers.
 
 mod create;
+mod increases;
 mod instances;
 mod offers;
 mod volumes;
@@ -60,6 +61,7 @@ fn endpoint(method: &Method, path: &str) -> &'static str {
         ("PUT", [.., "asks", _]) => "create",
         ("DELETE", [.., "instances", _] | [.., "instances"]) => "destroy",
         ("GET", [_, "v1", "instances"] | [_, "v0", "instances"]) => "list",
+        (_, [.., "instances", part]) if part.contains("price-increase") => "other",
         ("GET", [.., "instances", _]) => "show",
         ("PUT", [.., "instances", _]) => "change",
         _ => "other",
@@ -152,6 +154,7 @@ fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
         ("GET", ["v0", "instances"]) => {
             no(200, "deprecated_endpoint", "use /api/v1/instances/ instead")
         }
+        ("GET", ["v0", "instances", "pending-price-increases"]) => increases::list(world, account),
         ("GET", ["v0", "instances", id]) => instances::show(world, account, id),
         ("POST", ["v0", "instances", id, "ssh"]) => {
             instances::attach(world, account, id, &request.body)
@@ -160,6 +163,12 @@ fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
         ("PUT", ["v0", "instances", "request_logs", id]) => yes(
             &json!({ "success": true, "result_url": format!("http://{}/logs/{id}", request.host) }),
         ),
+        ("PUT", ["v0", "instances", "accept-price-increase"]) => {
+            increases::decide(world, account, &request.body, true)
+        }
+        ("PUT", ["v0", "instances", "reject-price-increase"]) => {
+            increases::decide(world, account, &request.body, false)
+        }
         ("PUT", ["v0", "instances", "reboot", id]) => instances::reboot(world, account, id),
         ("PUT", ["v0", "instances", "recycle" | "bid_price", _]) => {
             yes(&json!({ "success": true }))

@@ -262,11 +262,16 @@ impl World {
             let price = dearer(offer.price, fault.factor.unwrap_or(1.1));
             (runs + fault.millis(600), price)
         });
+        let price_asked = fires("price-asked").map(|fault| {
+            let price = dearer(offer.price, fault.factor.unwrap_or(1.1));
+            (runs + fault.millis(600), price)
+        });
         let vanishes = fires("vanish").map(|fault| (runs + fault.millis(600), true));
         let ended = || self.faults.fires_as("meddle", "destroy");
         let ended = || ended().map(|fault| (runs + fault.millis(600), false));
         Machine {
             later: price_later,
+            asked: price_asked,
             meddled: vanishes.or_else(ended),
             foreign: wish.foreign,
             id,

@@ -350,6 +350,50 @@ fn a_second_machine_of_the_very_name_is_released() {
     }
 }
 
+/// A host asks for more than its machine costs: that is told with both prices, and never agreed to.
+#[test]
+fn a_price_that_a_host_asks_for_is_told_and_not_paid() {
+    let asked = Fault::of("price-asked").factor(2.0).seconds(1);
+    let desk = desk(Kind::Vastai, asked);
+    desk.run("apply --auto-approve").exits(0);
+    until(&desk, |world| {
+        let now = world.clock.now();
+        let inner = world.lock();
+        let mut asked = inner.machines.values().filter_map(|machine| machine.asked);
+        asked.any(|(from, _)| from <= now)
+    });
+    let costs = {
+        let inner = desk.cloud.world.lock();
+        inner
+            .machines
+            .values()
+            .next()
+            .expect("one")
+            .meter
+            .per_hour()
+    };
+    desk.run("status")
+        .exits(0)
+        .says("lease.node[0]: the host of machine 8100001 asks for $")
+        .says(&format!("/h, it costs {costs}/h"))
+        .says("only if you accept it at provider `vast` yourself")
+        .says("its contract ends 2");
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    let now = desk
+        .cloud
+        .world
+        .lock()
+        .machines
+        .values()
+        .next()
+        .expect("one")
+        .meter
+        .per_hour();
+    assert_eq!(now, costs);
+    ends(&desk);
+}
+
 /// Everything is sold out, and a lease may wait: it is asked again, and what is had then is rented once.
 #[test]
 fn a_lease_that_may_wait_for_capacity_is_rented_when_there_is_some() {

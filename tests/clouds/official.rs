@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use stageline::sim::{Kind, Running};
+use stageline::sim::{Fault, Kind, Running};
 
 use super::desk::cloud;
 
@@ -90,8 +90,41 @@ async fn the_official_client_searches_creates_shows_and_destroys() {
         assert_eq!(client.json(&["show", "instances"]), serde_json::json!([]));
         assert!(cloud.world.bill().0 > 0);
         bids(&client);
+        increases(&client);
     });
     cloud.stop().await;
+}
+
+/// Hosts ask for more: one is told no, the other yes, and only that one costs more then.
+fn increases(client: &Client<'_>) {
+    let asked = vec![Fault::of("price-asked").factor(2.0).seconds(86_400)];
+    client.cloud.world.faults.replace(asked).expect("knobs");
+    let offers = client.json(&["search", "offers", "num_gpus=1 gpu_name=RTX_4090"]);
+    let ids = [0, 1].map(|place| {
+        let offer = offers[place]["id"].to_string();
+        let options = ["--image", "img:1", "--disk", "20"];
+        let made = client.json(&[&["create", "instance", &offer][..], &options].concat());
+        made["new_contract"].to_string()
+    });
+    let pending = || client.json(&["show", "pending-price-increases"]);
+    assert_eq!(pending()["count"], 0);
+    client.cloud.world.clock.advance(2 * 86_400_000);
+    let told = pending();
+    assert_eq!(told["count"], 2, "{told}");
+    let price = |id: &str| {
+        let shown = client.json(&["show", "instance", id]);
+        shown["dph_total"].as_f64().expect("a number")
+    };
+    let before = [price(&ids[0]), price(&ids[1])];
+    client.run(&["reject", "price-increase", &ids[0], "--yes"]);
+    client.run(&["accept", "price-increase", &ids[1], "--yes"]);
+    assert_eq!(pending()["count"], 0);
+    let after = [price(&ids[0]), price(&ids[1])];
+    assert!((after[0] - before[0]).abs() < 1e-9, "{before:?} {after:?}");
+    assert!(after[1] > before[1] * 1.5, "{before:?} {after:?}");
+    for id in ids {
+        client.run(&["destroy", "instance", &id, "-y"]);
+    }
 }
 
 /// A bid that is taken, and one that is too low: the client lets that one stand there, stopped and billed.

@@ -158,6 +158,14 @@ const ROWS: &[Row] = &[
         ],
     ),
     (
+        "price-asked",
+        [
+            "knobs::a_price_that_a_host_asks_for_is_told_and_not_paid",
+            "",
+            "",
+        ],
+    ),
+    (
         "price-later",
         all("knobs::a_price_that_rises_later_is_noticed_and_counted"),
     ),
