@@ -266,7 +266,7 @@ fn unless_young(seen: Seen<ObservedLease>, young: bool) -> Seen<ObservedLease> {
             FailureClass::Unknown,
             "it is too new to be in the provider's listing",
         )),
-        seen => seen,
+        Seen::Gone | Seen::There(_) | Seen::Unknown(_) => seen,
     }
 }
 

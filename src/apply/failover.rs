@@ -54,7 +54,8 @@ impl<'a> Run<'a> {
         rented
     }
 
-    async fn search(&self, act: Act<'a>, lease: &LeaseId) -> Result<bool, Stop> {
+    /// What is looked for; a cause where nothing is yet.
+    fn wanted(&self, act: Act<'a>, lease: &LeaseId) -> Result<&'a LeaseSpec, Stop> {
         let Spec::Lease(spec) = self.spec(&act.step.address)? else {
             return Err(Stop::Refused(broken(format!(
                 "the plan's spec for {lease} is no lease"
@@ -70,6 +71,11 @@ impl<'a> Run<'a> {
                 "a new one is rented by the next apply, once it is proven gone",
             )));
         }
+        Ok(spec)
+    }
+
+    async fn search(&self, act: Act<'a>, lease: &LeaseId) -> Result<bool, Stop> {
+        let spec = self.wanted(act, lease)?;
         let mut hunt = Hunt::new(lease, spec, self.plan.leases.get(lease));
         let mut refused: Option<Cause> = None;
         loop {

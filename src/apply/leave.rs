@@ -3,10 +3,11 @@
 //! Such a machine is an open try in the state: it counts against every cap until a complete listing has it no more. What
 //! cannot be proven within the bound is in doubt, and the next command that may write goes on with it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use stageline_core::event::Event;
-use stageline_core::id::{Address, Attempt, Generation, LeaseId};
+use stageline_core::id::{Address, Attempt, Generation, LeaseId, Lineage};
 use stageline_core::journal::Record;
 use stageline_core::resource::LeaseReceipt;
 use stageline_core::state::Billed;
@@ -15,7 +16,7 @@ use stageline_core::unit::MicroDollars;
 use super::doubt::blind;
 use super::release::{Survivor, patience};
 use super::step::{Run, Stop};
-use crate::provider::{Machine, MachineStatus};
+use crate::provider::{Blind, Machine, MachineStatus, Provider};
 
 /// First and longest pause between two looks.
 const POLL: Duration = Duration::from_millis(500);
@@ -105,6 +106,22 @@ impl Run<'_> {
         })
     }
 
+    /// What there is of one machine, with what was made beside it: by the listing, and by its id, which a listing may have lost.
+    async fn still_there(
+        &self,
+        provider: &Arc<dyn Provider>,
+        lease: &LeaseId,
+        receipt: &LeaseReceipt,
+        lineage: &Lineage,
+    ) -> Result<Vec<Machine>, Blind> {
+        let mut listed = self.find_ours(provider.as_ref(), lease, lineage).await?;
+        listed.retain(|one| is_of(one, receipt));
+        if listed.iter().all(|one| one.id != receipt.machine) {
+            listed.extend(provider.missed(&receipt.machine).await?);
+        }
+        Ok(listed)
+    }
+
     /// Releases one machine that was given up until the listing proves it gone.
     pub(super) async fn see_off(
         &self,
@@ -138,17 +155,9 @@ impl Run<'_> {
         loop {
             let watched = self.effects.clock.boottime().saturating_sub(start);
             let mut trouble = provider.release(&receipt.machine).await.err();
-            match self.find_ours(provider.as_ref(), lease, &lineage).await {
+            match self.still_there(provider, lease, &receipt, &lineage).await {
                 Err(error) => trouble = trouble.or_else(|| Some(blind(&error.cause))),
-                Ok(machines) => {
-                    let mut listed: Vec<Machine> = machines;
-                    listed.retain(|one| is_of(one, &receipt));
-                    if listed.iter().all(|one| one.id != receipt.machine) {
-                        match provider.missed(&receipt.machine).await {
-                            Ok(missed) => listed.extend(missed),
-                            Err(error) => trouble = trouble.or_else(|| Some(blind(&error.cause))),
-                        }
-                    }
+                Ok(listed) => {
                     for one in &listed {
                         self.note_end(one).await?;
                         if one.leftover().is_some() {

@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
             // By name: two accounts of one kind may use the same id for different machines.
             let mine = held.filter(|held| held.provider == name);
             if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-                let cause = self.survives(lease, Survivor::Lease, provider.as_ref(), Some(other));
+                let cause = self.whole_survives(lease, &provider, Some(other));
                 return Ok(Outcome::InDoubt(cause));
             }
             if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
@@ -167,8 +167,7 @@ impl<'a> Run<'a> {
             }
             let limit = patience(provider.as_ref(), trouble.as_ref());
             if watched >= limit + quiet {
-                let what = Survivor::Lease;
-                return Ok(Some(self.survives(lease, what, provider.as_ref(), trouble)));
+                return Ok(Some(self.whole_survives(lease, provider, trouble)));
             }
             if let (Some(cause), false) = (&trouble, troubled) {
                 // Once: how it goes on is told by the waiting.
@@ -408,6 +407,16 @@ impl<'a> Run<'a> {
             .iter()
             .map(|(receipt, billed)| self.unlisted(provider, receipt, billed.as_ref()));
         young.max().unwrap_or_default()
+    }
+
+    /// The same of whatever a lease has.
+    fn whole_survives(
+        &self,
+        lease: &LeaseId,
+        provider: &Arc<dyn Provider>,
+        trouble: Option<Cause>,
+    ) -> Cause {
+        self.survives(lease, Survivor::Lease, provider.as_ref(), trouble)
     }
 
     /// What is told of what could not be proven gone: why, what it may cost on, and what to do.

@@ -384,11 +384,7 @@ pub(crate) async fn proven(
             place.name,
             clock.now()
         ));
-        return Ok(if hidden || unasked {
-            Exit::Remains
-        } else {
-            Exit::Done
-        });
+        return Ok(done(hidden || unasked));
     }
     left.retain(|survivor| !recorded(&survivor.machine.id));
     for survivor in &left {
@@ -404,11 +400,14 @@ pub(crate) async fn proven(
     let protected = protected(state, console);
     Ok(if recorded || !left.is_empty() {
         Exit::Doubt
-    } else if protected || given_up || hidden || unasked {
-        Exit::Remains
     } else {
-        Exit::Done
+        done(protected || given_up || hidden || unasked)
     })
+}
+
+/// Everything that was to be ended is; something else may be there.
+const fn done(remains: bool) -> Exit {
+    if remains { Exit::Remains } else { Exit::Done }
 }
 
 /// A machine for people, or what is none.

@@ -123,10 +123,7 @@ impl Status {
                 billed: money::bills(&state, &providers, clock.as_ref()).await,
                 asked: money::asked(&state, &providers, clock.as_ref()).await,
                 healthy,
-                blind: observed
-                    .leases
-                    .iter()
-                    .any(|(lease, seen)| is_unknown(seen) && !observed.young.contains(lease)),
+                blind: is_blind(&observed),
                 avoided: state.bad_at(clock.now()).cloned().collect(),
             })
         })?;
@@ -143,11 +140,12 @@ impl Status {
     }
 }
 
-fn is_unknown(seen: &Seen<ObservedLease>) -> bool {
-    match seen {
-        Seen::Unknown(_) => true,
+/// Of some machine nobody can tell whether it is there, and not for its being too new.
+fn is_blind(observed: &Observed) -> bool {
+    observed.leases.iter().any(|(lease, seen)| match seen {
+        Seen::Unknown(_) => !observed.young.contains(lease),
         Seen::There(_) | Seen::Gone => false,
-    }
+    })
 }
 
 /// What everything costs an hour: as recorded, and where a machine was seen, as it was seen.
