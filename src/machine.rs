@@ -258,6 +258,12 @@ pub trait Machines: Send + Sync {
         timeout: Millis,
     ) -> Result<(), MachineError>;
 
+    /// Tells an agent that its machine is in use, so that it does not end it as idle.
+    ///
+    /// # Errors
+    /// When it was not told.
+    async fn at_work(&self, target: &Target) -> Result<(), MachineError>;
+
     /// The last `tail` bytes of an output, and what follows when `follow` is set.
     async fn logs(
         &self,

@@ -34,6 +34,7 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
     let mut board = Board::new(plan, &still_done(&run));
     let mut running = FuturesUnordered::new();
     let (mut steps, mut deadline) = (0_usize, None);
+    let mut awake = std::pin::pin!(run.keep_awake());
     for (lease, generation, attempt) in run.all_leaving() {
         running.push(attend(&run, Task::Leave(lease, generation, attempt)));
     }
@@ -78,6 +79,7 @@ pub async fn run(plan: &Plan, journal: &Journal, effects: &Effects, options: &Op
             Some(nudge) = nudged.recv() => {
                 running.extend(task_of(nudge).map(|task| attend(&run, task)));
             }
+            never = &mut awake => match never {},
             // The top of the loop takes notice.
             () = options.interrupt.cancelled(), if deadline.is_none() => {}
             () = until(effects, deadline), if deadline.is_some() => break,

@@ -242,7 +242,7 @@ impl Shared {
 /// Why a machine is given up.
 fn given_up(why: &str, log: &[String], noted: bool) -> String {
     let host = if noted {
-        "\n  its host is noted: no plan of this topology takes it for a week"
+        "\n  noted: for a week plans of this topology leave its host out, or take its offer last where no host is told"
     } else {
         ""
     };

@@ -22,6 +22,7 @@ use super::sellers::Sellers;
 use super::{Exit, Failure, Global, project, relay, session};
 use crate::agent::folder;
 use crate::apply::Keys as _;
+use crate::machine::Machines as _;
 use crate::machine::Target;
 use crate::machine::client::AgentClient;
 use crate::observe;

@@ -178,14 +178,6 @@ impl AgentClient {
         self.dial.close().await;
     }
 
-    /// Tells an agent that its machine is in use.
-    ///
-    /// # Errors
-    /// When it was not told.
-    pub async fn at_work(&self, target: &Target) -> Result<(), MachineError> {
-        self.ask_done(target, Request::AtWork, GRACE, QUIETLY).await
-    }
-
     /// Asks, and returns the answer. `told` hears what the agent says while it works.
     async fn ask(
         &self,
@@ -306,6 +298,10 @@ const QUIETLY: &(dyn Fn(&str, u64, u64) + Sync) = &|_, _, _| {};
 
 #[async_trait]
 impl Machines for AgentClient {
+    async fn at_work(&self, target: &Target) -> Result<(), MachineError> {
+        self.ask_done(target, Request::AtWork, GRACE, QUIETLY).await
+    }
+
     async fn status(&self, target: &Target) -> Result<AgentStatus, MachineError> {
         let reply = self.ask(target, Request::Status, GRACE, QUIETLY).await?;
         let Reply::Status(status) = reply else {

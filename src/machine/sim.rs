@@ -152,6 +152,10 @@ fn refused(target: &Target, code: &str, message: &str) -> MachineError {
 
 #[async_trait]
 impl Machines for SimMachines {
+    async fn at_work(&self, _: &Target) -> Result<(), MachineError> {
+        Ok(())
+    }
+
     async fn status(&self, target: &Target) -> Result<AgentStatus, MachineError> {
         self.ask(target, Verb::Status, "", |machine, _| {
             let agent = &machine.agent;

@@ -65,11 +65,20 @@ impl fmt::Display for LockInfo {
             command,
             ..
         } = &self.holder;
-        write!(
-            f,
-            "`{command}` by {by} (process {} on {}) is at work since {:.0}",
-            process.pid, process.host, self.since
-        )
+        let (who, since) = (
+            format!("process {} on {}", process.pid, process.host),
+            self.since,
+        );
+        match process.is_alive() {
+            Alive::No => write!(
+                f,
+                "`{command}` by {by} ({who}) began at {since:.0} and died; what it began is written down: the next `apply` or \
+                 `destroy` goes on with it"
+            ),
+            Alive::Yes | Alive::Unknown => {
+                write!(f, "`{command}` by {by} ({who}) is at work since {since:.0}")
+            }
+        }
     }
 }
 

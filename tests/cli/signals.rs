@@ -87,3 +87,16 @@ fn the_second_of_two_at_once_is_told_who_is_at_work() {
     Ran::of("apply".to_owned(), finish(child)).exits(130);
     world.destroy();
 }
+
+#[test]
+fn one_that_died_is_not_said_to_be_at_work() {
+    let world = endless();
+    let child = world.start("apply --auto-approve");
+    both_load(&world);
+    send(&child, Signal::KILL);
+    finish(child);
+    let ran = world.run("status");
+    ran.exits(4).says("and died; what it began is written down");
+    ran.says_not("is at work");
+    world.destroy();
+}

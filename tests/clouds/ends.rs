@@ -63,6 +63,20 @@ fn a_machine_that_was_handed_no_key_of_its_own_is_not_kept() {
     }
 }
 
+/// One that is ready waits for one that boots for longer than a machine may be idle.
+#[test]
+fn a_machine_does_not_end_itself_while_its_apply_waits_for_another_one() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let slow = Fault::of("boot-slow").times(1);
+        let desk = Desk::of(kind, vec![slow], 150, 2);
+        desk.edit("image = ", "idle_timeout = \"4s\"\nimage = ");
+        desk.run("apply --auto-approve").exits(0);
+        assert_eq!(desk.cloud.world.lock().machines.len(), 2, "{kind:?}");
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
 /// One that was kept all the same is told no limits that it could not keep.
 #[test]
 fn a_machine_without_a_key_of_its_own_takes_no_limits() {

@@ -162,6 +162,28 @@ fn a_machine_fetches_its_agent_and_answers_at_each_cloud() {
     }
 }
 
+/// Nobody can bring an agent there, and whoever rented it is gone: it ends itself all the same, by the limits that the plan told.
+#[test]
+fn a_machine_on_which_no_agent_ever_ran_ends_itself() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = Desk::fetching(kind);
+        let nowhere = hex(b"nothing");
+        let agent = format!(
+            "agent = {{ url = \"http://127.0.0.1:9/stageline\", sha256 = \"{nowhere}\" }}\nmax_lifetime = \"8s\""
+        );
+        desk.edit(r#"image = "stageline/agent:1""#, &agent);
+        desk.run("plan").exits(0).says("or when it is 8s old");
+        let apply = desk.command("apply --auto-approve");
+        let mut apply = { apply }.spawn().expect("the binary is there");
+        super::host::until("it is rented", || desk.there().len() == 1);
+        apply.kill().expect("ours");
+        apply.wait().expect("ours");
+        super::host::until("it ended itself", || desk.there().is_empty());
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
+}
+
 #[test]
 fn a_native_stage_is_not_rented_for_where_no_worker_comes_with_the_agent() {
     let without = archive(&["stageline"]);

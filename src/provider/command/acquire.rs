@@ -67,7 +67,7 @@ impl CommandProvider {
             ("STAGELINE_LEASE", boot.lease.to_string()),
             ("STAGELINE_DISK", request.disk.gib_up().to_string()),
             ("STAGELINE_IMAGE", request.image.clone().unwrap_or_default()),
-            ("STAGELINE_START", start_script(agent)),
+            ("STAGELINE_START", start_script(agent, None)),
         ];
         env.extend(more.map(|(name, value)| (name.to_owned(), value)));
         (env, package(boot, Some(listen)).environment())

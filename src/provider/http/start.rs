@@ -4,15 +4,50 @@
 //! what has another digest. What is fetched is the program, or a plain tar archive with the program and its workers.
 
 use stageline_core::id::Sha256;
+use stageline_core::resource::LeaseLimits;
 use stageline_core::topology::AgentSource;
+use stageline_core::unit::Millis;
 
-/// The script. It leaves the agent behind in the background, for whatever a provider does next.
-pub fn start_script(agent: &AgentSource) -> String {
+use crate::agent::OwnEnd;
+
+/// The script. It leaves the agent behind in the background, for whatever a provider does next. A machine that can end itself does so,
+/// by its limits, also where no agent ever ran on it.
+pub fn start_script(agent: &AgentSource, own: Option<&OwnEnd>) -> String {
+    let head = format!("{HEAD}{}", own.map(without_agent).unwrap_or_default());
     match agent {
         // One that is pushed is on no `PATH`, and nothing here starts it.
-        AgentSource::Image | AgentSource::Ssh => format!("{HEAD}A=stageline\n{RUN}"),
-        AgentSource::Fetch { url, sha256 } => fetching(url, sha256),
+        AgentSource::Image | AgentSource::Ssh => format!("{head}A=stageline\n{RUN}"),
+        AgentSource::Fetch { url, sha256 } => fetching(&head, url, sha256),
     }
+}
+
+/// Longest that a machine whose agent never ran waits for one, where it may be idle for less.
+const BOOTS: Millis = Millis::minutes(30);
+
+/// Ends the machine where no agent began to count its time. The key is on no command line.
+fn without_agent(own: &OwnEnd) -> String {
+    let LeaseLimits {
+        idle_timeout,
+        max_lifetime,
+    } = own.limits;
+    let within = max_lifetime.min(idle_timeout.max(BOOTS));
+    if within == Millis::NEVER {
+        return String::new();
+    }
+    let seconds = within.0.div_ceil(1000);
+    let (url, key) = (
+        own.url.replace("{id}", &format!("${{{}}}", own.id)),
+        &own.key,
+    );
+    format!(
+        "(sleep {seconds}
+[ -e \"$D/agent/born.json\" ] && exit
+while :; do
+  printf 'header = \"Authorization: Bearer %s\"\\n' \"${key}\" | curl -sS --max-time 30 -X DELETE -K - \"{url}\"
+  sleep 30
+done) </dev/null &
+"
+    )
 }
 
 /// What the agent prints goes to the container's log.
@@ -59,10 +94,10 @@ fetch() {{
     )
 }
 
-fn fetching(url: &str, sha256: &Sha256) -> String {
+fn fetching(head: &str, url: &str, sha256: &Sha256) -> String {
     let functions = fetch_functions(url, sha256);
     format!(
-        "{HEAD}{functions}n=0
+        "{head}{functions}n=0
 until current; do
   fetch && break
   n=$((n + 1))

@@ -94,7 +94,8 @@ pub(super) fn body(
         // The image's own command starts its SSH server.
         body["ports"] = json!(["22/tcp"]);
     } else {
-        body["args"] = json!(args(agent));
+        let own = request.boot.limits.map(|limits| own_end(limits, api));
+        body["args"] = json!(args(agent, own.as_ref()));
     }
     Ok(body)
 }
@@ -148,8 +149,8 @@ fn placed(request: &CreateRequest) -> Result<Placed, Cause> {
 }
 
 /// The container's command. In one word without quotes, whatever is in it: the provider splits it as a shell does.
-pub(super) fn args(agent: &AgentSource) -> String {
-    let script = format!("{}wait\n", start_script(agent));
+pub(super) fn args(agent: &AgentSource, own: Option<&OwnEnd>) -> String {
+    let script = format!("{}wait\n", start_script(agent, own));
     let script = STANDARD.encode(script);
     format!(
         "sh -c 'echo {script} | base64 -d >/tmp/stageline-start && exec sh /tmp/stageline-start'"

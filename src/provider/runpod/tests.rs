@@ -234,7 +234,7 @@ fn the_command_is_one_word_of_a_shell_and_holds_the_script() {
         url: "https://x.example/it's$(touch PWNED)".to_owned(),
         sha256: "ab".repeat(32).parse().expect("a digest"),
     };
-    let args = boot::args(&agent);
+    let args = boot::args(&agent, None);
     let odd = ['$', '"', '\\', '\n', '`'];
     assert!(!args.contains(odd), "{args}");
     // What a shell makes of it, but for running the script.
@@ -245,8 +245,8 @@ fn the_command_is_one_word_of_a_shell_and_holds_the_script() {
         .output()
         .expect("a shell");
     let script = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(script, format!("{}wait\n", start_script(&agent)));
-    assert!(boot::args(&AgentSource::Image).len() < 2000);
+    assert_eq!(script, format!("{}wait\n", start_script(&agent, None)));
+    assert!(boot::args(&AgentSource::Image, None).len() < 2000);
 }
 
 fn answer(status: u16, body: Value) -> Answer {

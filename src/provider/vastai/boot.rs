@@ -55,9 +55,9 @@ pub(super) fn body(request: &CreateRequest, disk: u64, api: &str) -> Result<Valu
         let listen = SocketAddr::from(([0, 0, 0, 0], PORT));
         let mut package = package(&request.boot, Some(listen));
         package.config.own_end = request.boot.limits.map(|limits| own_end(limits, api));
-        let package = package.environment().into_iter();
-        env.extend(package.map(|(name, value)| (name, Value::String(value))));
-        start_script(agent)
+        let variables = package.environment().into_iter();
+        env.extend(variables.map(|(name, value)| (name, Value::String(value))));
+        start_script(agent, package.config.own_end.as_ref())
     };
     env.insert(format!("-p {PORT}:{PORT}/udp"), json!("1"));
     if onstart.len() > ONSTART_MAX {

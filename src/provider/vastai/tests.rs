@@ -454,10 +454,13 @@ fn start(sha256: &str, served: &[u8]) -> (String, bool) {
     // Not what ends the loop, but the test must end.
     program("sleep", "#!/bin/sh\n[ \"$1\" = 0 ] || kill -9 $PPID\n");
     let url = "https://x.example/it's$(touch PWNED)";
-    let script = start_script(&AgentSource::Fetch {
-        url: url.to_owned(),
-        sha256: sha256.parse().expect("a digest"),
-    });
+    let script = start_script(
+        &AgentSource::Fetch {
+            url: url.to_owned(),
+            sha256: sha256.parse().expect("a digest"),
+        },
+        None,
+    );
     assert!(script.len() < 4000);
     let output = Command::new("sh")
         .args(["-c", &format!("{script}\nwait")])
