@@ -370,6 +370,8 @@ impl<'a> Run<'a> {
             let rest = until.saturating_sub(self.effects.clock.boottime());
             self.pause(rest.min(ASK_FIRST)).await?;
             self.gang_holds(lease)?;
+            self.within_spend(lease)?;
+            self.within_lifetimes()?;
         }
         hunt.waiting = Some((since, (pause * 2).min(ASK_LONGEST)));
         // What was sold out then may be had now.

@@ -14,6 +14,7 @@ use super::Effects;
 use super::step::{Act, Run, Stop};
 use crate::provider::{Blind, Machine, Provider, same_account};
 use crate::store::{AppendError, Journal};
+use crate::watch;
 
 impl Run<'_> {
     /// The lease that the machine of this one was made for: its keys derive from that name.
@@ -198,6 +199,26 @@ impl Run<'_> {
         let message = format!("{lease}: up to {spent} was spent so far, limits.max_spend is {cap}");
         let cause = Cause::new(FailureClass::Money, message)
             .hint("raise limits.max_spend, or end what runs with `stageline destroy`");
+        Err(Stop::Refused(cause))
+    }
+
+    /// Whether every lease is within its `max_lifetime`: a watcher ends nothing while a run goes on, so that none waits for long beyond it.
+    pub fn within_lifetimes(&self) -> Result<(), Stop> {
+        let clock = &self.effects.clock;
+        let beyond = self.state(|state| {
+            let now = state.ledger_now(clock.now(), clock.boot_point().as_ref());
+            watch::guarded(state).find_map(|(lease, recorded)| {
+                let why = watch::outlived(recorded, recorded.limits_in_force()?, now)?;
+                Some((lease.clone(), why))
+            })
+        });
+        let Some((lease, why)) = beyond else {
+            return Ok(());
+        };
+        let message =
+            format!("nothing is waited for any longer: {lease} is beyond its max_lifetime ({why})");
+        let cause = Cause::new(FailureClass::Capacity, message)
+            .hint("a watcher ends it now, or `stageline release` does; run apply again then");
         Err(Stop::Refused(cause))
     }
 }

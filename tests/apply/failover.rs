@@ -290,6 +290,36 @@ fn with_nothing_on_offer_apply_waits_as_long_as_it_may() {
 }
 
 #[test]
+fn no_wait_goes_on_beyond_what_a_machine_that_is_there_may_live_or_the_topology_may_spend() {
+    let text = |keys: &str| {
+        text(
+            2,
+            &format!("gang = false\nwait_for_capacity = \"24h\"\n{keys}"),
+        )
+    };
+    let waits = |text: &str, why: &str| {
+        let world = World::with(asks(1));
+        let start = world.clock.boottime();
+        let report = world.apply(text);
+        let waited = world.clock.boottime() - start;
+        let mut failed = report.summary.failed.iter();
+        let told = failed.any(|failed| failed.cause.message.contains(why));
+        assert!(told, "{:#?}", report.summary);
+        waited
+    };
+    let waited = waits(&text("max_lifetime = \"1h\""), "is beyond its max_lifetime");
+    assert!(waited >= 59 * MINUTE && waited < 63 * MINUTE, "{waited:?}");
+    let costs = text("max_lifetime = \"never\"")
+        .replace("[provider", "[limits]\nmax_spend = 1.0\n[provider");
+    let waited = waits(&costs, "limits.max_spend is $1.00");
+    // Ten hours at $0.10.
+    assert!(
+        waited >= 590 * MINUTE && waited < 610 * MINUTE,
+        "{waited:?}"
+    );
+}
+
+#[test]
 fn an_interrupted_wait_leaves_nothing() {
     let text = text(1, "wait_for_capacity = \"1h\"");
     let world = World::with(AccountSpec::new(vec![]));
