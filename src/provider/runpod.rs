@@ -38,8 +38,8 @@ use stageline_core::unit::{Bytes, Timestamp};
 
 use super::doors::Doors;
 use super::http::{
-    Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, PROOF_MIN, Recent, Shared,
-    text,
+    Answer, Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, PROOF_MIN, Recent,
+    Shared, in_time, text, too_many,
 };
 use super::leftover::Kept;
 use crate::ambient::crash_point;
@@ -59,6 +59,18 @@ const REQUESTS: Endpoint = Endpoint {
     burst: 48,
     by_address: false,
 };
+
+/// The moments at which creates are really sent: what the provider asked for meanwhile holds for those whose turn has come.
+const SENT: Endpoint = Endpoint::each("create, as sent", Duration::ZERO);
+
+/// Longest wait of a create for its moment, once its turn has come.
+const MOMENT_MAX: Duration = Duration::from_secs(20);
+
+/// Longest that its login may take before.
+const LOGIN_MAX: Duration = Duration::from_secs(20);
+
+/// Said of a pause without a length.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Listings by themselves: whoever waits for a proof asks again and again, and would use up what others need.
 const LISTINGS: Endpoint = Endpoint {
@@ -323,6 +335,27 @@ fn gigabytes(disk: Bytes) -> u64 {
     disk.gib_up().max(1)
 }
 
+impl Runpod {
+    /// Waits for the moment of a create whose turn has come. Its login took some time before.
+    async fn moment(&self, began: Duration) -> Result<(), Cause> {
+        let wait = self.api.gate(&SENT);
+        let wait = wait.reserve_within(self.api.above(MOMENT_MAX));
+        let wait = wait.ok_or_else(too_many)?;
+        let before = self.api.above(LOGIN_MAX);
+        in_time(self.settings.clock.as_ref(), wait, (began, before + wait)).await
+    }
+
+    /// Creates whose turn has come already wait too, when the provider asks for a pause.
+    fn hold(&self, answer: &Result<Answer, Fault>) {
+        if let Err(fault) = answer
+            && fault.cause.class == FailureClass::Rate
+        {
+            let span = fault.retry_after.unwrap_or(PAUSE);
+            self.api.gate(&SENT).hold(self.api.scaled(span));
+        }
+    }
+}
+
 #[async_trait]
 impl Provider for Runpod {
     fn kind(&self) -> &'static str {
@@ -396,6 +429,7 @@ impl Provider for Runpod {
     }
 
     async fn create(&self, request: CreateRequest) -> Outcome<Machine> {
+        let began = self.settings.clock.boottime();
         let account = self.account.now(&self.settings);
         let account = account.map_err(|fault| fault.cause);
         let ready = match request.agent {
@@ -416,6 +450,10 @@ impl Provider for Runpod {
             Ok(login) => login,
             Err(outcome) => return outcome,
         };
+        if let Err(cause) = self.moment(began).await {
+            let of = &request.request_key;
+            return self.withdrawn(of, login.as_ref(), cause).await;
+        }
         let body = registry::with(body, login.as_ref());
         let call = Call {
             timeout: self.traits.request_timeout,
@@ -423,6 +461,7 @@ impl Provider for Runpod {
         };
         crash_point("a create, not yet sent");
         let answer = self.api.once(call).await;
+        self.hold(&answer);
         self.listing.forget().await;
         crash_point("a create, just answered");
         match answer {

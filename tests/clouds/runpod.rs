@@ -91,6 +91,30 @@ fn set(cloud: &Running, fault: Fault) {
     cloud.world.faults.replace(vec![fault]).expect("a knob");
 }
 
+/// Two creates have had their turns, and the first one is told to come again later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_that_a_create_is_asked_for_holds_those_whose_turn_has_come() {
+    let busy = Fault::of("create-429").text("45").times(1);
+    let cloud = cloud(vec![busy], 10).await;
+    let pods = adapter(&cloud, "k", None);
+    let mut quotes = quotes(&pods).await;
+    let [first, second] = [1, 2].map(|attempt| request(quotes.remove(0), attempt));
+    match pods.create(first).await {
+        Outcome::Refused(cause) => assert_eq!(cause.class, FailureClass::Rate),
+        other @ (Outcome::Done(_) | Outcome::InDoubt(_)) => panic!("{other:?}"),
+    }
+    let told = std::time::Instant::now();
+    let Outcome::Done(_) = pods.create(second).await else {
+        panic!("it waits for its moment")
+    };
+    let waited = told.elapsed();
+    assert!(
+        waited >= std::time::Duration::from_millis(4_400),
+        "{waited:?}"
+    );
+    cloud.stop().await;
+}
+
 /// How a create must end: in doubt, or refused with a class; and how many pods there are then.
 type Case = (Fault, Option<FailureClass>, usize);
 
