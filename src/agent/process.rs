@@ -399,6 +399,17 @@ pub fn end_leftovers(folder: &folder::Folder) -> usize {
     met
 }
 
+/// Stops everything of an agent where it is, as a computer that is cut off seems to; or has it go on.
+pub fn freeze(folder: &folder::Folder, stands: bool) {
+    let signal = if stands { Signal::STOP } else { Signal::CONT };
+    for pid in carriers(folder.root())
+        .into_iter()
+        .filter_map(Pid::from_raw)
+    {
+        rustix::process::kill_process(pid, signal).ok();
+    }
+}
+
 /// Every process but this one and its parent that has this folder as its machine's in its environment.
 fn carriers(dir: &Path) -> Vec<i32> {
     let marker = format!("{}={}", folder::MACHINE_DIR, dir.display());

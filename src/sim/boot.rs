@@ -16,7 +16,7 @@ use super::volume;
 use super::{Kind, Options};
 use crate::agent::boot::Package;
 use crate::agent::folder::{self, Folder, MACHINE_DIR};
-use crate::agent::process::end_leftovers;
+use crate::agent::process::{end_leftovers, freeze};
 use crate::ambient::{agent_environment, random};
 
 /// What the key that a machine is handed for itself begins with; its number follows.
@@ -33,6 +33,8 @@ pub struct Agent {
     door: Option<Door>,
     /// What is in the environment of whatever runs on it.
     env: BTreeMap<String, String>,
+    /// Its host is away, and so is it.
+    away: bool,
 }
 
 /// Ends whatever runs below a machine's folder once its standard input ends, and removes that.
@@ -104,6 +106,7 @@ impl Booter {
             child,
             door: None,
             env: BTreeMap::new(),
+            away: false,
         })
     }
 
@@ -143,6 +146,7 @@ impl Booter {
             child: guard,
             door: None,
             env: BTreeMap::new(),
+            away: false,
         })
     }
 
@@ -181,6 +185,7 @@ impl Booter {
             child,
             door: Some(door),
             env,
+            away: false,
         })
     }
 
@@ -244,6 +249,14 @@ impl Agent {
     pub fn address(&self) -> Option<SocketAddr> {
         let contact = Folder::new(&self.folder).read_contact().ok()??;
         contact.direct.first().copied()
+    }
+
+    /// Goes away with its host, and comes back as it was.
+    pub(super) fn go(&mut self, away: bool) {
+        if self.away != away {
+            self.away = away;
+            freeze(&Folder::new(&self.folder), away);
+        }
     }
 
     /// What it printed.

@@ -426,6 +426,10 @@ impl World {
                 let agent = self.booter.start(machine);
                 machine.agent = agent.or_else(|| self.booter.open(machine));
             }
+            let away = machine.stand(now) == Stand::Offline;
+            if let Some(agent) = &mut machine.agent {
+                agent.go(away);
+            }
             // A host that is away comes back with the machine as it was.
             let over = !machine.is_there(now) || machine.stand(now) == Stand::Stopped;
             if over {

@@ -161,6 +161,37 @@ fn an_instance_whose_host_is_away_is_told_and_replaced_at_lambda() {
     );
 }
 
+/// RunPod has no word for it: the pod is said to run, and nobody hears its agent. It may come back, so that it is kept.
+#[test]
+fn an_instance_whose_host_is_away_is_told_and_kept_at_runpod() {
+    let desk = Desk::new(Kind::Runpod, vec![]);
+    desk.run("apply --auto-approve").exits(0);
+    let (there, costs) = (desk.there(), per_hour(&desk));
+    take_away(&desk);
+    desk.run("status").exits(4).says("does not answer");
+    desk.run("plan")
+        .exits(0)
+        .says("its agent did not answer")
+        .says("`stageline apply --replace lease.node[");
+    desk.run("apply --auto-approve").exits(0);
+    assert_eq!((desk.there(), per_hour(&desk)), (there, costs));
+    come_back(&desk);
+    desk.run("plan --detailed-exitcode")
+        .exits(0)
+        .says("Nothing to do");
+    desk.run("ask Hello").exits(0);
+    desk.agrees(2);
+    end(&desk);
+}
+
+/// Its host is there again.
+fn come_back(desk: &Desk) {
+    let mut inner = desk.cloud.world.lock();
+    for machine in inner.machines.values_mut() {
+        machine.away = None;
+    }
+}
+
 /// As the knob `preempt` does, at a moment that is known.
 fn stop(desk: &Desk) {
     let now = desk.cloud.world.clock.now();
