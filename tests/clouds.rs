@@ -16,6 +16,7 @@ mod lai;
 mod lambda;
 mod looked_at;
 mod mounts;
+mod offered;
 mod official;
 mod paces;
 mod private;

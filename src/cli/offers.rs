@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Misfit, Quote, Requirement, Selection, Supply, ranked};
+use stageline_core::offer::{
+    Facts, Misfit, Quote, Requirement, Selection, Supply, distance, ranked,
+};
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::state::State;
 use stageline_core::unit::Bytes;
@@ -248,7 +250,10 @@ fn near_misses<'q>(wanted: &Requirement, sold: &'q [(Selection, Vec<Quote>)]) ->
             }
         }
     }
-    misses.sort_by_key(|miss| (miss.why.len(), miss.line.quote.price_per_hour));
+    misses.sort_by_key(|miss| {
+        let terms = miss.why.iter().map(|misfit| misfit.term.as_str());
+        (distance(terms), miss.line.quote.price_per_hour)
+    });
     misses
 }
 

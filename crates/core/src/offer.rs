@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 pub use bid::Bid;
 pub use claim::{broken_claims, count, side_by_side};
 pub use ranked::{Sold, ranked};
-pub use requirement::{FIELDS, Hints, Misfit, Models, Requirement, RequirementError, region};
+pub use requirement::{
+    FIELDS, Hints, Misfit, Models, Requirement, RequirementError, distance, region,
+};
 pub use selection::{INSTANCE_TYPE, POOL, Ranks, Selection};
 pub use volume::Volume;
 

@@ -37,6 +37,19 @@ pub struct Misfit {
     pub found: String,
 }
 
+/// How far an offer is that misses these terms: another GPU, or none, is farther than anything else that is missing.
+pub fn distance<'t>(missed: impl IntoIterator<Item = &'t str>) -> usize {
+    const OTHER_GPU: usize = 4;
+    let far = |term: &str| {
+        if term.starts_with("gpu") {
+            OTHER_GPU
+        } else {
+            1
+        }
+    };
+    missed.into_iter().map(far).sum()
+}
+
 /// Why a requirement cannot be read, and where in its text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]

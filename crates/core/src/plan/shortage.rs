@@ -6,6 +6,7 @@ use super::market::{Markets, untaken};
 use super::placement::{self, Spot};
 use crate::diagnostic::Diagnostic;
 use crate::id::LeaseId;
+use crate::offer::distance;
 use crate::resource::LeaseSpec;
 use crate::unit::MicroDollars;
 
@@ -90,6 +91,7 @@ fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> S
         let quotes = quotes.into_iter().flatten();
         for quote in quotes.filter(|quote| terms.are_for(quote)) {
             let why = untaken(terms, spec.memory, quote);
+            let far = distance(why.iter().map(String::as_str));
             let text = if why.is_empty() {
                 let noted = avoid.why(quote).or_else(|| quote.note().map(str::to_owned));
                 let noted = noted.or_else(|| class.beside.why_not(&Spot::of(quote)));
@@ -99,7 +101,7 @@ fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> S
                 let why = why.join(", ");
                 format!("{} under offer `{}` misses {why}", quote.id, terms.offer)
             };
-            misses.push((why.len(), quote.price_per_hour, text));
+            misses.push((far, quote.price_per_hour, text));
         }
     }
     misses.sort();

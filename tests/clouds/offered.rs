@@ -1,0 +1,139 @@
+//! What is on offer at all clouds at once.
+
+use std::process::Command;
+
+use serde_json::Value;
+use stageline::sim::{Kind, Running};
+
+use super::desk::cloud;
+
+/// A topology that knows of three clouds, and what the binary says in its folder.
+struct Market {
+    dir: tempfile::TempDir,
+    clouds: Vec<Running>,
+}
+
+async fn market() -> Market {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut text = "version = 1\nname = \"market\"\n".to_owned();
+    let mut clouds = Vec::new();
+    for kind in Kind::ALL {
+        let running = cloud(kind, Vec::new(), 600, false).await;
+        text += &format!(
+            "[provider.{0}]\nkind = \"{0}\"\napi_key = {{ env = \"ANY_KEY\" }}\nurl = \"{1}\"\n",
+            kind.as_str(),
+            running.url()
+        );
+        clouds.push(running);
+    }
+    std::fs::write(dir.path().join("topology.toml"), text).expect("written");
+    Market { dir, clouds }
+}
+
+impl Market {
+    async fn said(&self, args: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stageline"));
+        command
+            .current_dir(self.dir.path())
+            .env("ANY_KEY", "k")
+            .arg("offers")
+            .args(args);
+        let output = tokio::task::spawn_blocking(move || command.output());
+        let output = output.await.expect("no panic").expect("it starts");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    async fn end(self) {
+        for cloud in self.clouds {
+            cloud.stop().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cheapest_comes_first_whoever_sells_it_with_all_that_is_told_of_it() {
+    let market = market().await;
+    let where_ = "gpus=1, vram>=24";
+    let told = market
+        .said(&["--json", "--limit", "1000", "--where", where_])
+        .await;
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    let offers = told["offers"].as_array().expect("a list");
+    let price = |offer: &Value| offer["price_per_hour"].as_u64().expect("micro-dollars");
+    let sold_out = |offer: &Value| offer["supply"]["many"] == 0;
+    assert!(offers.is_sorted_by_key(|offer| (sold_out(offer), price(offer))));
+    for kind in Kind::ALL {
+        let sold = offers
+            .iter()
+            .any(|offer| offer["provider"] == kind.as_str());
+        assert!(sold, "{kind:?}");
+    }
+    // Its disk is in the price: a larger one costs more where disks do.
+    let cheapest = |told: &str, provider: &str| {
+        let told: Value = serde_json::from_str(told).expect("JSON");
+        let offers = told["offers"].as_array().expect("a list").clone();
+        offers
+            .iter()
+            .filter(|offer| offer["provider"] == provider)
+            .map(price)
+            .min()
+    };
+    let args = |disk: &'static str| {
+        [
+            "--json", "--limit", "1000", "--where", where_, "--disk", disk,
+        ]
+    };
+    let (small, large) = (
+        market.said(&args("20")).await,
+        market.said(&args("200")).await,
+    );
+    for provider in ["vastai", "runpod"] {
+        assert!(
+            cheapest(&small, provider) < cheapest(&large, provider),
+            "{provider}"
+        );
+    }
+    assert_eq!(cheapest(&small, "lambda"), cheapest(&large, "lambda"));
+    let text = market
+        .said(&["--where", "gpu=rtx_4090", "--limit", "3"])
+        .await;
+    for column in [
+        "reliability 0.9",
+        "host let for",
+        "down ",
+        "/GB",
+        "cpus",
+        "disk",
+    ] {
+        assert!(text.contains(column), "no {column} in {text}");
+    }
+    market.end().await;
+}
+
+/// What is asked for in another region is nearer than another GPU, or none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_nearest_that_does_not_fit_has_the_gpu_that_was_asked_for() {
+    let market = market().await;
+    let asked = [
+        "--explain",
+        "--json",
+        "--where",
+        "gpu=h100, region=nowhere-1",
+    ];
+    let told: Value = serde_json::from_str(&market.said(&asked).await).expect("JSON");
+    let misses = told["near_misses"].as_array().expect("a list");
+    let model = |miss: &Value| {
+        miss["facts"]["gpus"][0]["model"]
+            .as_str()
+            .unwrap_or("")
+            .to_owned()
+    };
+    let models: Vec<String> = misses.iter().map(model).collect();
+    assert!(models[0].contains("H100"), "{models:?}");
+    market.end().await;
+}
