@@ -24,6 +24,7 @@ mod orphans;
 mod own_hosts;
 mod plan;
 mod project;
+mod pushed;
 mod relay;
 mod reporter;
 mod run;

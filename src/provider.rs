@@ -179,6 +179,8 @@ pub struct Bring<'a> {
     pub agent: Option<AgentSource>,
     /// A native worker is to run there.
     pub native: bool,
+    /// Its agent runs, and said that it has none.
+    pub lacks_worker: bool,
     /// The keys of hosts that are on record, by `address:port`.
     pub host_keys: &'a BTreeMap<String, String>,
 }
@@ -397,6 +399,12 @@ pub trait Provider: Send + Sync {
     /// How the agent gets onto a machine of an offer that says this.
     fn agent_way(&self, _: &MachineId, source: Option<&AgentSource>) -> Option<AgentWay> {
         AgentWay::of(source, self.traits().agent)
+    }
+
+    /// The C library (`glibc 2.35`) that machines of this image have at least; none is the provider's plain image. Empty where nobody
+    /// tells.
+    fn libc(&self, _: Option<&str>) -> &'static str {
+        ""
     }
 
     /// Takes the key by which a machine that it brought an agent to lets us in, where whoever releases it has the identity.

@@ -27,12 +27,12 @@ use std::time::Duration;
 use stageline_core::resource::{Cause, FailureClass};
 use tokio::time::Instant;
 
-pub(crate) use builds::BUILD_ONE;
-pub use builds::{Builds, processor_of};
+pub use builds::Builds;
+pub(crate) use builds::{BUILD_ONE, Needs};
 pub use far::{Claimed, Ended, Mark, Measured, Seen, Trace};
 pub use key::HostKey;
 pub use own::{HostPair, OwnKey};
-pub use push::{Load, push};
+pub use push::{Load, push, send_workers};
 pub use session::Session;
 
 /// From the first packet until somebody answers, and until we are let in.

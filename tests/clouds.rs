@@ -30,3 +30,4 @@ mod ssh;
 mod story;
 mod turned;
 mod verbs;
+mod workers;

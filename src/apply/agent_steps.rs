@@ -11,8 +11,9 @@ use secrecy::SecretString;
 use stageline_core::event::Event;
 use stageline_core::id::{Address, Generation, LeaseId, Name, StageId};
 use stageline_core::resource::{
-    Cause, DeliveryReceipt, DeliverySpec, ExposureReceipt, ExposureSpec, FailureClass, LeaseLimits,
-    Outcome, PipelineReceipt, PipelineSpec, Receipt, Spec, StageReceipt, StageSpec, ViaSpec,
+    Cause, DeliveryReceipt, DeliverySpec, EngineSpec, ExposureReceipt, ExposureSpec, FailureClass,
+    LeaseLimits, Outcome, PipelineReceipt, PipelineSpec, Receipt, Spec, StageReceipt, StageSpec,
+    ViaSpec,
 };
 use stageline_core::topology::SecretRef;
 use stageline_core::unit::Millis;
@@ -20,6 +21,7 @@ use stageline_core::unit::Millis;
 use super::Keys;
 use super::step::{Act, Made, Run, Stop, broken, lease_of};
 use crate::machine::{Delivery, MachineError, Target};
+use crate::ssh::BUILD_ONE;
 
 /// How long an agent that does not answer is asked again.
 const UNREACHABLE_AFTER: Millis = Millis::seconds(30);
@@ -32,6 +34,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(4);
 
 /// Longest beginning of a check's answer that is recorded, in characters.
 const ANSWER_MAX: usize = 200;
+
+/// By what an agent says that it has no program for a worker.
+const WORKER_MISSING: &str = "worker-missing";
 
 /// Ends a call as refused when something that it needs is not there.
 macro_rules! refuse {
@@ -116,10 +121,12 @@ impl<'a> Run<'a> {
             let machines = refuse!(self.machines());
             let target = refuse!(self.target(&spec.on));
             let secrets = refuse!(self.secrets(&spec.secrets));
-            let done = self
-                .ask(|| machines.start(&target, stage, spec, secrets.clone()))
-                .await?;
-            Ok(made(done, |()| {
+            let start = || machines.start(&target, stage, spec, secrets.clone());
+            let mut done = self.answer(start).await?;
+            if lacks_worker(spec, &done) && refuse!(self.bring_worker(act, &spec.on).await?) {
+                done = self.answer(start).await?.map_err(none_to_send);
+            }
+            Ok(made(done.map_err(cause), |()| {
                 let whole = Spec::Stage(Box::new(spec.clone()));
                 let receipt = StageReceipt {
                     endpoint: target.endpoint,
@@ -285,10 +292,18 @@ impl<'a> Run<'a> {
     }
 
     /// Asks an agent until it answers, refuses, or is given up.
-    pub(super) async fn ask<T, F>(
+    pub(super) async fn ask<T, F>(&self, call: impl FnMut() -> F) -> Result<Result<T, Cause>, Stop>
+    where
+        F: Future<Output = Result<T, MachineError>>,
+    {
+        Ok(self.answer(call).await?.map_err(cause))
+    }
+
+    /// The same, with the code of a refusal.
+    async fn answer<T, F>(
         &self,
         mut call: impl FnMut() -> F,
-    ) -> Result<Result<T, Cause>, Stop>
+    ) -> Result<Result<T, MachineError>, Stop>
     where
         F: Future<Output = Result<T, MachineError>>,
     {
@@ -305,9 +320,9 @@ impl<'a> Run<'a> {
                 Err(error) => error,
             };
             match error {
-                MachineError::Refused { .. } => return Ok(Err(cause(error))),
+                MachineError::Refused { .. } => return Ok(Err(error)),
                 MachineError::Unreachable { .. } if self.since(start) >= UNREACHABLE_AFTER => {
-                    return Ok(Err(cause(error)));
+                    return Ok(Err(error));
                 }
                 MachineError::Unreachable { .. } => self.pause(pause).await?,
             }
@@ -378,6 +393,24 @@ fn mismatch(address: &Address) -> Stop {
 fn stage_of<'a>(act: Act<'a>) -> Result<&'a StageId, Stop> {
     stageline_core::resource::stage_of(&act.step.address)
         .ok_or_else(|| Stop::Refused(broken(format!("{} is no stage", act.step.address))))
+}
+
+/// Whether a native stage did not start for want of the worker's program.
+fn lacks_worker(spec: &StageSpec, done: &Result<(), MachineError>) -> bool {
+    let missing = matches!(done, Err(MachineError::Refused { code, .. }) if code == WORKER_MISSING);
+    missing && spec.engine == EngineSpec::Native
+}
+
+/// The same where there was none to send either: what to do about it is to be done here.
+fn none_to_send(mut error: MachineError) -> MachineError {
+    if let MachineError::Refused { code, hint, .. } = &mut error
+        && code == WORKER_MISSING
+    {
+        *hint = Some(format!(
+            "none that runs there was found here to send; put `stageline-worker` beside `stageline` and apply again: {BUILD_ONE}"
+        ));
+    }
+    error
 }
 
 /// An answered call with what it made; a call that was given up may be repeated, so it is refused, not in doubt.

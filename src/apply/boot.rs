@@ -421,7 +421,7 @@ impl<'a> Run<'a> {
             return Ok(glance);
         }
         if provider.brings()
-            && let Some(glance) = self.bring(provider, lease, held).await?
+            && let Some(glance) = self.bring(provider, (lease, held), false).await?
         {
             return Ok(glance);
         }

@@ -3,24 +3,33 @@
 //! The key of a host is written down before anything secret is sent there, and so outlives this run: another one is refused from
 //! then on.
 
+use std::time::Duration;
+
 use stageline_core::event::Event;
 use stageline_core::id::{Address, LeaseId, MachineId, Name, RequestKey};
 use stageline_core::journal::Record;
 use stageline_core::resource::{Cause, EngineSpec, FailureClass, LeaseReceipt, Spec};
 use stageline_core::topology::{AgentSource, AgentWay};
+use stageline_core::unit::Millis;
 
 use super::boot::{Failure, Glance};
-use super::step::{Run, Stop};
+use super::step::{Act, Run, Stop};
 use crate::provider::{AGENT_PHASE, Boot, Bring, Brought, Phase, Provider, SSH_PHASE};
 use crate::ssh::OwnKey;
 
+/// Between two looks at a worker that is on its way.
+const POLL: Duration = Duration::from_millis(200);
+
+/// How long a machine whose agent answers is waited for when it does not let us in.
+const UNHEARD_MAX: Millis = Millis::seconds(60);
+
 impl Run<'_> {
-    /// What is to be said of a machine whose agent is not there yet; none when it was brought.
+    /// What is to be said of a machine whose agent, or the worker that this one lacks, is not there yet; none when it was brought.
     pub(super) async fn bring(
         &self,
         provider: &dyn Provider,
-        lease: &LeaseId,
-        held: &LeaseReceipt,
+        (lease, held): (&LeaseId, &LeaseReceipt),
+        lacks_worker: bool,
     ) -> Result<Option<Glance>, Stop> {
         let (generation, attempt) = held.request_key.try_of();
         let keys = self.keys().map_err(Stop::Refused)?;
@@ -33,6 +42,7 @@ impl Run<'_> {
             },
             agent: self.agent_of(lease, &held.offer),
             native: self.runs_native(lease),
+            lacks_worker,
             host_keys: &host_keys,
         };
         match provider.bring(&held.machine, what).await {
@@ -66,6 +76,60 @@ impl Run<'_> {
         }
     }
 
+    /// Sends a native worker to a machine whose agent was pushed and said that it has none; false where the agent got there otherwise.
+    pub(super) async fn bring_worker(
+        &self,
+        act: Act<'_>,
+        lease: &LeaseId,
+    ) -> Result<Result<bool, Cause>, Stop> {
+        let Some(held) = self.state(|state| state.lease(lease).cloned()) else {
+            return Ok(Ok(false));
+        };
+        let provider = match self.provider_of(&held) {
+            Ok(provider) => provider,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let way = self.agent_way(provider, lease, (&held.offer, &held.machine));
+        if !matches!(way, Some(AgentWay::Ssh | AgentWay::SshOnce)) {
+            return Ok(Ok(false));
+        }
+        let start = self.effects.clock.boottime();
+        let mut told = Millis(0);
+        loop {
+            let phase = match self.bring(provider, (lease, &held), true).await? {
+                Some(Glance::Pending(phase)) => phase,
+                Some(Glance::Failed(failure)) => return Ok(Err(failure.cause)),
+                Some(Glance::Ready(_) | Glance::Unlisted | Glance::Blind(_)) | None => {
+                    return Ok(Ok(true));
+                }
+            };
+            let waited = self.since(start);
+            if phase.name == SSH_PHASE && waited >= UNHEARD_MAX {
+                let message = format!("{lease}: no worker could be sent there: {phase}");
+                return Ok(Err(Cause::new(FailureClass::Unknown, message)
+                    .hint("see that its SSH server answers, and run apply again")));
+            }
+            if waited >= told {
+                told = Millis(waited.0 + 1000);
+                let (address, verb) = (act.step.address.clone(), act.step.verb);
+                let what = phase.to_string();
+                self.emit(Event::Waiting {
+                    address,
+                    verb,
+                    what,
+                    waited,
+                });
+            }
+            self.pause(POLL).await?;
+        }
+    }
+
+    fn provider_of(&self, held: &LeaseReceipt) -> Result<&dyn Provider, Cause> {
+        let providers = &self.effects.providers;
+        let provider = providers.get(&held.provider, &held.provider_kind);
+        provider.map(|provider| provider.as_ref())
+    }
+
     /// Gives whoever brought an agent to a machine the key to end it with, where the identity is at hand: a release needs none.
     pub(super) fn lets_in(
         &self,
@@ -81,13 +145,20 @@ impl Run<'_> {
         }
     }
 
-    /// How the agent gets there, by the offer that was taken.
+    /// How the agent gets there, by the offer that was taken. A plan that leaves the lease as it is does not say it.
     fn agent_of(&self, lease: &LeaseId, offer: &Name) -> Option<AgentSource> {
-        let Ok(Spec::Lease(spec)) = self.spec(&Address::Lease(lease.clone())) else {
-            return None;
+        let address = Address::Lease(lease.clone());
+        let of = |spec: &Spec| {
+            let Spec::Lease(spec) = spec else {
+                return None;
+            };
+            let mut terms = spec.terms.iter();
+            terms.find(|terms| terms.offer == *offer)?.agent.clone()
         };
-        let mut terms = spec.terms.iter();
-        terms.find(|terms| terms.offer == *offer)?.agent.clone()
+        match self.spec(&address) {
+            Ok(spec) => of(spec),
+            Err(_) => self.state(|state| of(state.resources.get(&address)?.spec.as_ref()?)),
+        }
     }
 
     /// Which way that is, for people.

@@ -170,7 +170,7 @@ fn socket() -> Option<PathBuf> {
 }
 
 /// Programs that can be pushed: this one, and those of a folder.
-fn builds() -> Builds {
+pub(crate) fn builds() -> Builds {
     let own = std::env::current_exe().ok();
     let beside = own
         .as_deref()

@@ -19,7 +19,7 @@ use super::keys::{self, IdentityKeys, References};
 use super::project::Place;
 use super::reporter::Reporter;
 use super::sellers::Sellers;
-use super::{Exit, Failure, fetched, money, relay, session, shell, signals, unseen};
+use super::{Exit, Failure, fetched, money, pushed, relay, session, shell, signals, unseen};
 use crate::ambient::{self, ProcessId, SharedClock, random};
 use crate::apply::{self, Effects, Keys, Options, Providers, Summary};
 use crate::machine::Machines;
@@ -108,7 +108,8 @@ async fn locked(
     let providers = sellers.providers()?;
     guarded(job, store, &loaded.state, &providers, clock).await?;
     unseen::look(job.plan, &loaded.state, &providers).await?;
-    fetched::look(job.plan, console).await?;
+    pushed::look(job.plan, &providers)?;
+    fetched::look(job.plan, &providers, console).await?;
     let bytes = serde_json::to_vec(job.plan).expect("a plan is plain data");
     store.put_plan(job.plan.id, bytes).await?;
     let begin = Begin {

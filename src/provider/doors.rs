@@ -13,7 +13,7 @@ use stageline_core::offer::Quote;
 use stageline_core::resource::{Cause, FailureClass};
 
 use super::ssh::{Bound, Pushes};
-use super::{Bring, Brought, CreateRequest};
+use super::{Bring, Brought};
 use crate::agent::OwnEnd;
 use crate::ssh::{BUILD_ONE, Host, HostKey, Login, Means, Measured, OwnKey, Place};
 
@@ -23,13 +23,6 @@ pub(super) fn again(home: &str, run: &str) -> String {
     format!(
         "for A in {home}/.stageline/*/machines/*/again; do [ -f \"$A\" ] && {run}; done; true\n"
     )
-}
-
-impl CreateRequest {
-    /// The C library of its image, at least: this one of the plain image, and empty for any other.
-    pub(super) fn libc(&self, of_plain: &'static str) -> &'static str {
-        if self.image.is_none() { of_plain } else { "" }
-    }
 }
 
 /// Ways in to the machines of one account.

@@ -260,7 +260,8 @@ impl Lambda {
         let account = self.account.now(&self.settings.cloud);
         let account = account.map_err(|fault| fault.cause)?;
         if keys::is_pushed(request) {
-            self.doors.ready(&request.quote, boot::libc(request))?;
+            self.doors
+                .ready(&request.quote, self.libc(request.image.as_deref()))?;
         }
         let asked = async {
             self.port_is_open().await?;
@@ -501,6 +502,10 @@ impl Provider for Lambda {
 
     async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {
         self.push(id, what).await
+    }
+
+    fn libc(&self, image: Option<&str>) -> &'static str {
+        boot::libc(image)
     }
 
     fn holds_key(&self, id: &MachineId, key: OwnKey) {

@@ -435,7 +435,7 @@ impl Provider for Runpod {
         let ready = match request.agent {
             Some(AgentSource::Ssh) => self
                 .doors
-                .ready(&request.quote, request.libc(boot::PLAIN_LIBC)),
+                .ready(&request.quote, self.libc(request.image.as_deref())),
             None | Some(AgentSource::Image | AgentSource::Fetch { .. }) => Ok(()),
         };
         let body = self.reachable().and(ready).and(account);
@@ -500,6 +500,14 @@ impl Provider for Runpod {
 
     async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {
         self.push(id, what).await
+    }
+
+    fn libc(&self, image: Option<&str>) -> &'static str {
+        if image.is_none() {
+            boot::PLAIN_LIBC
+        } else {
+            ""
+        }
     }
 
     fn holds_key(&self, id: &MachineId, key: OwnKey) {

@@ -407,7 +407,7 @@ impl Provider for Vastai {
         if request.agent == Some(AgentSource::Ssh)
             && let Err(cause) = self
                 .doors
-                .ready(&request.quote, request.libc(boot::PLAIN_LIBC))
+                .ready(&request.quote, self.libc(request.image.as_deref()))
         {
             return Outcome::Refused(cause);
         }
@@ -456,6 +456,14 @@ impl Provider for Vastai {
 
     async fn bring(&self, id: &MachineId, what: Bring<'_>) -> Result<Brought, Cause> {
         self.push(id, what).await
+    }
+
+    fn libc(&self, image: Option<&str>) -> &'static str {
+        if image.is_none() {
+            boot::PLAIN_LIBC
+        } else {
+            ""
+        }
     }
 
     fn holds_key(&self, id: &MachineId, key: OwnKey) {

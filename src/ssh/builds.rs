@@ -12,8 +12,7 @@ use std::sync::Mutex;
 use sha2::{Digest as _, Sha256 as Hasher};
 use stageline_core::id::Sha256;
 
-use self::elf::Needs;
-pub use self::elf::processor_of;
+pub(crate) use self::elf::Needs;
 use super::{Measured, SshError};
 
 /// What to do where no program of ours fits.
@@ -75,6 +74,22 @@ impl Builds {
             .iter()
             .any(|path| Needs::of(path).is_some());
         any.then_some(()).ok_or_else(|| unfit(told, &[]))
+    }
+
+    /// Whether a program that could be pushed to such a machine has native workers beside it. Where there is no program for it at
+    /// all, that is told by [`Builds::could_fit`], and not here.
+    pub(crate) fn could_bring_worker(&self, told: &Measured) -> bool {
+        let fitting = |path: PathBuf| {
+            let needs = Needs::of(&path)?;
+            let mut host = told.clone();
+            if host.facts.arch.is_empty() {
+                needs.arch.clone_into(&mut host.facts.arch);
+            }
+            needs.fit(&host).then_some((path, host))
+        };
+        let mut fitting = self.candidates().into_iter().filter_map(fitting).peekable();
+        fitting.peek().is_none()
+            || fitting.any(|(path, host)| !self.workers(&path, &host).is_empty())
     }
 
     /// The native workers that lie beside a program and run on a host.

@@ -3,7 +3,7 @@
 //! Whether a program fits is found out before anything is sent. A program is run when the host's own digest of it is ours, and after
 //! it has told its version there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +53,12 @@ pub async fn push(
 ) -> Result<(), SshError> {
     told("looking which agent fits", None);
     let measured = host.measure().await?;
-    let mut fitting = builds.fitting(&measured)?.into_iter();
+    let mut fitting = builds.fitting(&measured)?;
+    if load.native {
+        // One without a worker is of no use where another has it.
+        fitting.sort_by_key(|program| builds.workers(program, &measured).is_empty());
+    }
+    let mut fitting = fitting.into_iter();
     let mut failed = None;
     let folder = loop {
         let Some(program) = fitting.next() else {
@@ -108,11 +113,42 @@ async fn put_and_try(
         | SshError::Lost(_)
         | SshError::Unfit { .. }) => other,
     })?;
-    let workers = if load.native {
-        builds.workers(program, measured)
-    } else {
-        Vec::new()
+    if load.native {
+        let workers = builds.workers(program, measured);
+        put_workers(host, builds, (folder, workers), told).await?;
+    }
+    Ok(folder)
+}
+
+/// Sends the native workers that run on a host to where its agent runs from, unless they are there. Nothing is sent where none is
+/// here, or where it runs from no folder of ours.
+///
+/// # Errors
+/// As [`push`].
+pub async fn send_workers(
+    host: &Host,
+    builds: &Arc<Builds>,
+    key: &RequestKey,
+    told: Told<'_>,
+) -> Result<(), SshError> {
+    let words = [key.as_str()];
+    let from = host.ask(script::RUNS_FROM, &words, String::new(), SHORT);
+    let Ok(folder) = from.await?.trim().parse() else {
+        return Ok(());
     };
+    let measured = host.measure().await?;
+    let programs = builds.fitting(&measured)?.into_iter();
+    let mut workers = programs.map(|program| builds.workers(&program, &measured));
+    let workers = workers.find(|workers| !workers.is_empty());
+    put_workers(host, builds, (folder, workers.unwrap_or_default()), told).await
+}
+
+async fn put_workers(
+    host: &Host,
+    builds: &Arc<Builds>,
+    (folder, workers): (Sha256, Vec<PathBuf>),
+    told: Told<'_>,
+) -> Result<(), SshError> {
     for worker in workers {
         let name = worker.file_name().and_then(|name| name.to_str());
         let name = name.filter(|name| script::is_plain(name));
@@ -121,7 +157,7 @@ async fn put_and_try(
             put(host, &worker, (folder, own), name, ("its worker", told)).await?;
         }
     }
-    Ok(folder)
+    Ok(())
 }
 
 async fn digest(builds: &Arc<Builds>, path: &Path) -> Result<Sha256, SshError> {

@@ -168,6 +168,14 @@ echo started
 "#,
 );
 
+/// The digest of the folder that its agent runs from; nothing where it is none of ours. `$1` is the request key.
+pub(super) const RUNS_FROM: Script = Script(
+    r#"for F in $(processes "$1/"); do
+  readlink "${F%environ}exe" 2>/dev/null
+done | sed -n "s|^.*/\([0-9a-f]\{64\}\)/stageline$|\1|p" | head -n 1
+"#,
+);
+
 /// Ends what runs, removes its folder, and then its mark; says what is left. `$1` is the request key.
 pub(super) const END: Script = Script(
     r#"M="$D/machines/$1"
@@ -223,7 +231,9 @@ mod tests {
 
     #[test]
     fn scripts_can_be_quoted_for_any_shell() {
-        let all = [LOOK, MEASURE, CLAIM, HAS, PUT, TRY, START, END, LOGS];
+        let all = [
+            LOOK, MEASURE, CLAIM, HAS, PUT, TRY, START, RUNS_FROM, END, LOGS,
+        ];
         for text in all.iter().map(|script| script.0).chain([HEAD]) {
             // `!` is history to csh, also in single quotes; a doubled backslash is one to fish.
             for bad in ["'", "!", "\\\\"] {

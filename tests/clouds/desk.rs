@@ -199,7 +199,12 @@ listen = "127.0.0.1:0"
     }
 
     pub(crate) fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_stageline"));
+        self.command_of(Path::new(env!("CARGO_BIN_EXE_stageline")), line)
+    }
+
+    /// The same of a stageline that is elsewhere.
+    pub(crate) fn command_of(&self, program: &Path, line: &str) -> Command {
+        let mut command = Command::new(program);
         command
             .args(line.split_ascii_whitespace())
             .env_clear()

@@ -97,6 +97,40 @@ fn the_right_agent_and_one_that_only_machines_reach_are_taken() {
     }
 }
 
+/// Any program of this computer, but that it needs a C library that nobody has.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+fn of_the_future() -> Vec<u8> {
+    let mut body = std::fs::read("/bin/sh").expect("there is a shell");
+    let (now, later) = (b"GLIBC_2.", b"GLIBC_9.");
+    let found: Vec<usize> = (0..body.len() - now.len())
+        .filter(|at| body[*at..].starts_with(now))
+        .collect();
+    assert!(!found.is_empty(), "it needs no C library");
+    for at in found {
+        body[at..at + later.len()].copy_from_slice(later);
+    }
+    body
+}
+
+#[test]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+fn an_agent_for_a_newer_c_library_is_seen_before_anything_is_rented() {
+    let body = of_the_future();
+    let desk = desk(&serve(body.clone()), &hex(&body));
+    desk.run("apply --auto-approve")
+        .exits(1)
+        .says("lease.node[0]: the image at ")
+        .says("has glibc 2.35, and the agent at http://")
+        .says("is for x86_64, glibc 9.")
+        .says("nothing was rented");
+    assert!(desk.there().is_empty());
+    // What is in somebody's own image is not known.
+    desk.edit("agent = {", "image = \"somebody/own:1\"\nagent = {");
+    desk.run("apply --auto-approve").exits(0);
+    assert_eq!(desk.there().len(), 1);
+    desk.run("destroy --auto-approve").exits(0);
+}
+
 /// An archive of programs, in this order.
 fn archive(names: &[&str]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());

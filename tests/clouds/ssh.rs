@@ -9,7 +9,7 @@
 
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -75,7 +75,12 @@ listen = "127.0.0.1:0"
     }
 
     fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_stageline"));
+        self.command_of(Path::new(env!("CARGO_BIN_EXE_stageline")), line)
+    }
+
+    /// The same of a stageline that is elsewhere.
+    fn command_of(&self, program: &Path, line: &str) -> Command {
+        let mut command = Command::new(program);
         command
             .args(line.split_ascii_whitespace())
             .env_clear()
@@ -696,4 +701,35 @@ fn a_setup_runs_on_hosts_that_agents_are_pushed_to() {
     host.is_clean();
     setup(&pool(&told, "", ""));
     assert_eq!(told.processes(), [] as [i32; 0], "its agent was ended");
+}
+
+#[test]
+fn a_worker_that_a_host_lacks_is_sent_by_the_next_apply() {
+    let (Some(own), Some(told)) = (Host::bare(), Host::bare()) else {
+        return;
+    };
+    for (host, desk) in [(&own, Desk::new(&[&own])), (&told, pool(&told, "", ""))] {
+        let folder = desk.path("bin");
+        super::workers::put("stageline", &folder);
+        let program = folder.join("stageline");
+        let run = |line: &str| {
+            let mut command = desk.command_of(&program, line);
+            command.env("OWN_KEY_ONLY", "1");
+            finish(command.spawn().expect("the binary is there"))
+        };
+        run("apply --auto-approve").exits(0);
+        let before = host.processes();
+        crate::cli::native::tiny_model(&desk.path("tiny.gguf"));
+        desk.edit(
+            "engine = \"stub\"",
+            "engine = \"native\"\nmodel = { path = \"tiny.gguf\" }\ndtype = \"f32\"",
+        );
+        super::workers::put("stageline-worker", &folder);
+        run("apply --auto-approve").exits(0);
+        run("ask Hello").exits(0);
+        let now = host.processes();
+        assert!(before.iter().all(|pid| now.contains(pid)), "the same agent");
+        run("destroy --auto-approve").exits(0);
+        assert_eq!(host.processes(), [] as [i32; 0], "its agent was ended");
+    }
 }

@@ -51,7 +51,7 @@ impl CommandProvider {
         let Some(mut record) = self.records.read(id)? else {
             return Ok(Brought::There);
         };
-        if record.pushed || !is_ours(&record, what.agent.as_ref())? {
+        if (record.pushed && !what.lacks_worker) || !is_ours(&record, what.agent.as_ref())? {
             return Ok(Brought::There);
         }
         let host = self.door(&record, &what)?;
@@ -70,7 +70,7 @@ impl CommandProvider {
             .pushes
             .bring(machine, &host, builds, what)
             .await?;
-        if brought != Brought::There {
+        if brought != Brought::There || record.pushed {
             return Ok(brought);
         }
         let starting = || Ok(Brought::Pending(Phase::new("its agent is starting")));

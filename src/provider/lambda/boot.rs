@@ -84,8 +84,8 @@ pub(super) fn body(
 
 /// The C library of the image, at least; empty where its family does not tell. A machine whose image nobody named runs the newest
 /// Lambda Stack, which is Ubuntu 24.04 or later.
-pub(super) fn libc(request: &CreateRequest) -> &'static str {
-    let family = request.image.as_deref().unwrap_or("24-04");
+pub(super) fn libc(image: Option<&str>) -> &'static str {
+    let family = image.unwrap_or("24-04");
     let ubuntu = [
         ("24-04", "glibc 2.39"),
         ("22-04", "glibc 2.35"),

@@ -67,7 +67,7 @@ impl Pushes {
             own_end,
         } = machine;
         match self.found(id) {
-            Found::Done => return Ok(Brought::There),
+            Found::Done if !what.lacks_worker => return Ok(Brought::There),
             Found::Pending(phase) => return Ok(Brought::Pending(phase)),
             Found::Ended(task) => {
                 let ended = task
@@ -75,7 +75,7 @@ impl Pushes {
                     .expect("a push does not panic and is not aborted here");
                 return self.ended((id, own), host, ended);
             }
-            Found::None => {}
+            Found::Done | Found::None => {}
         }
         let session = match host.session().await {
             Ok(session) => session,
@@ -89,11 +89,15 @@ impl Pushes {
                 host: name.to_owned(),
             });
         }
-        let phase = Arc::new(Mutex::new(Phase::new("its agent is on its way")));
+        let sent = match what.lacks_worker {
+            true => "its worker is on its way",
+            false => "its agent is on its way",
+        };
+        let phase = Arc::new(Mutex::new(Phase::new(sent)));
         let task = tokio::spawn(carry(
             (Arc::clone(host), Arc::clone(builds)),
             key.clone(),
-            (what.native, own),
+            (what.native, what.lacks_worker, own),
             load(what, listen, own_end),
             Arc::clone(&phase),
         ));
@@ -161,7 +165,7 @@ fn load(what: Bring<'_>, listen: Option<SocketAddr>, own_end: Option<OwnEnd>) ->
 async fn carry(
     (host, builds): (Arc<Host>, Arc<Builds>),
     key: RequestKey,
-    (native, marked): (bool, bool),
+    (native, lacks_worker, marked): (bool, bool, bool),
     mut package: Package,
     phase: Arc<Mutex<Phase>>,
 ) -> Result<(), SshError> {
@@ -174,6 +178,9 @@ async fn carry(
         *phase.lock().expect("no holder panics") = now;
     };
     host.session().await?;
+    if lacks_worker {
+        return ssh::send_workers(&host, &builds, &key, &told).await;
+    }
     // Easy to let through a firewall; on this computer there is none, and the port may be somebody else's.
     let far = host.peer().is_some_and(|peer| !peer.is_loopback());
     let any = package

@@ -10,8 +10,9 @@ use super::super::Measured;
 
 /// What a program needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Needs {
-    pub(super) arch: &'static str,
+pub(crate) struct Needs {
+    /// Its processor, in the words of facts.
+    pub(crate) arch: &'static str,
     pub(super) libc: Libc,
 }
 
@@ -35,7 +36,7 @@ impl Libc {
 
 impl Needs {
     /// Of a program for Linux of 64 bits; none of anything else.
-    pub(in super::super) fn of(path: &Path) -> Option<Self> {
+    pub(super) fn of(path: &Path) -> Option<Self> {
         let file = File::open(path).ok()?;
         let read = |at: u64, len: usize| {
             let mut bytes = vec![0; len];
@@ -44,12 +45,23 @@ impl Needs {
         Elf { read: &read }.needs()
     }
 
+    /// The same of a program that is at hand.
+    pub(crate) fn read(program: &[u8]) -> Option<Self> {
+        let read = |at: u64, len: usize| {
+            let at = usize::try_from(at).ok()?;
+            program.get(at..at.checked_add(len)?).map(<[u8]>::to_vec)
+        };
+        Elf { read: &read }.needs()
+    }
+
     pub(super) fn fit(&self, host: &Measured) -> bool {
         let facts = &host.facts;
-        if facts.os != "linux" || facts.arch != self.arch {
-            return false;
-        }
-        let said = host.libc.to_lowercase();
+        facts.os == "linux" && facts.arch == self.arch && self.runs_with(&host.libc)
+    }
+
+    /// Whether a C library that calls itself so does; an empty name is not known, and does.
+    pub(crate) fn runs_with(&self, libc: &str) -> bool {
+        let said = libc.to_lowercase();
         match self.libc {
             Libc::None => true,
             Libc::Musl => said.is_empty() || said.contains("musl"),
@@ -64,7 +76,8 @@ impl Needs {
         }
     }
 
-    pub(super) fn told(&self) -> String {
+    /// For people.
+    pub(crate) fn told(&self) -> String {
         let libc = match self.libc {
             Libc::None => ", with any C library".to_owned(),
             Libc::Gnu(major, minor) => format!(", glibc {major}.{minor} or later"),
@@ -79,15 +92,6 @@ fn version(text: &str) -> Option<(u32, u32)> {
     let (major, rest) = text.split_once('.')?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     Some((major.parse().ok()?, digits.parse().ok()?))
-}
-
-/// The processor of a program for Linux of 64 bits, in the words of facts; none of anything else.
-pub fn processor_of(program: &[u8]) -> Option<&'static str> {
-    let read = |at: u64, len: usize| {
-        let at = usize::try_from(at).ok()?;
-        program.get(at..at.checked_add(len)?).map(<[u8]>::to_vec)
-    };
-    Elf { read: &read }.needs().map(|needs| needs.arch)
 }
 
 /// No table of a program is larger.
