@@ -329,7 +329,7 @@ impl CommandProvider {
             name: listed.name,
             status,
             price_per_hour: listed.price_per_hour.unwrap_or(price),
-            facts: record.map_or_else(Facts::default, |record| self.claimed(&record.offer)),
+            facts: record.map_or_else(Facts::default, |record| self.claimed(record)),
             contact: self.contact(direct),
             created_at: match listed.dates {
                 Some(dates) => Some(dates.created_at),
@@ -355,7 +355,7 @@ impl CommandProvider {
             name: Label::new(record.request_key.as_str()),
             status,
             price_per_hour: record.price_per_hour,
-            facts: self.claimed(&record.offer),
+            facts: self.claimed(record),
             contact: self.contact(record.direct.clone()),
             created_at: Some(record.created_at),
             ended_at: None,
@@ -373,7 +373,12 @@ impl CommandProvider {
         record.lives(record.owner)
     }
 
-    fn claimed(&self, offer: &Name) -> Facts {
+    /// What it is said to be: by its program `facts`, else by the file.
+    fn claimed(&self, record: &Record) -> Facts {
+        if let Some(facts) = &record.facts {
+            return facts.clone();
+        }
+        let offer = &record.offer;
         let claims = self.settings.offers.get(offer);
         let mut facts = claims.map_or_else(Facts::default, |claims| claims.facts.clone());
         facts

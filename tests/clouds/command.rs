@@ -238,6 +238,43 @@ fn machines_of_a_pool_are_got_asked_and_given_back() {
     }
 }
 
+/// What no claim says is said by `facts`; what `price` says is asked for again right before a machine is got.
+#[test]
+fn facts_and_prices_are_what_programs_print_and_a_price_is_asked_for_again() {
+    let desk = Desk::with(
+        1,
+        &format!("{LIST}\nfacts = [\"./facts.sh\"]\nprice = [\"./price.sh\"]"),
+    );
+    desk.script(
+        "facts.sh",
+        "echo \"{\\\"region\\\": \\\"attic-$ERRAND_OFFER\\\"}\"",
+    );
+    desk.script("price.sh", "cat now");
+    desk.edit("cpus>=1", "cpus>=1, region=attic-box");
+    desk.edit("price_per_hour = 0\n", "price_per_hour = 0.10\n");
+    desk.edit("[lease.node]\n", "[lease.node]\nunguarded = true\n");
+    desk.edit(
+        "name = \"demo\"\n",
+        "name = \"demo\"\n[limits]\nmax_price_per_hour = 0.50\n",
+    );
+    let costs = |price: &str| std::fs::write(desk.path("now"), price).expect("written");
+    costs("0.40\n");
+    desk.run("plan --out kept.plan").exits(0).says("$0.40");
+    costs("{\"price_per_hour\": 0.90, \"available\": 3}\n");
+    desk.run("apply kept.plan")
+        .says("costs $0.90/h now, and its ceiling is $0.50/h");
+    assert!(desk.there().is_empty(), "it was not got at that price");
+    costs("0.30\n");
+    desk.run("apply --auto-approve").exits(0);
+    desk.agrees(1);
+    desk.run("leases").exits(0).says("$0.30");
+    desk.run("plan --detailed-exitcode")
+        .exits(0)
+        .says("Nothing to do");
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+}
+
 #[test]
 fn without_a_list_what_cannot_be_seen_is_said() {
     let desk = Desk::with(2, "");

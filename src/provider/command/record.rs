@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stageline_core::id::{Fingerprint, LeaseId, MachineId, Name, RequestKey};
+use stageline_core::offer::Facts;
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::topology::Programs;
 use stageline_core::unit::{MicroDollars, Millis, Timestamp};
@@ -59,6 +60,9 @@ pub(super) struct Record {
     pub offer: Name,
     /// What it costs.
     pub price_per_hour: MicroDollars,
+    /// What its program `facts` said that it is; none without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub facts: Option<Facts>,
     /// When its `acquire` was begun.
     pub created_at: Timestamp,
     /// How far it is.
@@ -125,6 +129,7 @@ impl Record {
             lease: of.boot.lease.clone(),
             offer,
             price_per_hour: of.quote.price_per_hour,
+            facts: programs.facts.as_ref().map(|_| of.quote.facts.clone()),
             created_at: at,
             stage: Stage::Acquiring,
             cut: true,
