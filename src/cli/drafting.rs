@@ -1,7 +1,7 @@
 //! From a topology and a state to a drafted plan: what `plan` and `apply` have in common.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::slice;
 use std::sync::Arc;
@@ -199,6 +199,7 @@ pub(crate) async fn apply(
     let mut plan = plan::draft(&draft).map_err(fail)?;
     let mut notes = elsewhere(&project.place).await;
     notes.extend(awake(watcher, &plan, &project.place));
+    notes.extend(disks.larger(&project.topology, &markets, &plan));
     // Hashing all of it again is not for nothing.
     if !notes.is_empty() || !edits.is_empty() {
         plan.notes.extend(notes);
@@ -470,6 +471,38 @@ impl Disks {
 
     fn largest(&self, lease: &Name) -> Bytes {
         self.0.get(lease).copied().unwrap_or(DISK)
+    }
+
+    /// Whose offers were looked for with a larger disk than a lease that is rented asks for: each provider is asked once.
+    fn larger(
+        &self,
+        topology: &Topology,
+        markets: &BTreeMap<Name, Market>,
+        plan: &Plan,
+    ) -> Vec<String> {
+        let rented: BTreeSet<&Name> = plan.leases.keys().map(|lease| &lease.name).collect();
+        let takes = |lease: &Lease, provider: &Name| {
+            let mut offers = lease
+                .offers
+                .iter()
+                .filter_map(|name| topology.offers.get(name));
+            offers.any(|offer| offer.provider == *provider)
+        };
+        let billed = markets.iter().filter(|(_, market)| !market.unbilled);
+        let told = billed.filter_map(|(provider, _)| {
+            let takers = topology.leases.iter().filter(|(_, lease)| takes(lease, provider));
+            let takers: Vec<&Name> = takers.map(|(name, _)| name).collect();
+            let most = takers.iter().map(|name| self.largest(name)).max()?;
+            let less = |name: &&&Name| rented.contains(**name) && self.largest(name) < most;
+            let less = takers.iter().find(less)?;
+            let own = self.largest(less);
+            Some(format!(
+                "offers of provider `{provider}` were looked for with {most} of disk, the most that a lease asks of it: lease.{less} \
+                 ({own}) pays no more than is shown, and cheaper machines with less disk are left out; a table of its own, such as \
+                 [provider.{provider}-2], avoids that"
+            ))
+        });
+        told.collect()
     }
 }
 

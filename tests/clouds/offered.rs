@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 use stageline::sim::{Kind, Running};
 
-use super::desk::cloud;
+use super::desk::{Desk, cloud};
 
 /// A topology that knows of three clouds, and what the binary says in its folder.
 struct Market {
@@ -136,4 +136,17 @@ async fn the_nearest_that_does_not_fit_has_the_gpu_that_was_asked_for() {
     let models: Vec<String> = misses.iter().map(model).collect();
     assert!(models[0].contains("H100"), "{models:?}");
     market.end().await;
+}
+
+#[test]
+fn a_plan_says_where_another_lease_decides_about_the_disk_that_offers_are_priced_with() {
+    let desk = Desk::of(Kind::Vastai, vec![], 600, 1);
+    let note =
+        "looked for with 400 GiB of disk, the most that a lease asks of it: lease.node (40 GiB)";
+    let ran = desk.run("plan");
+    ran.exits(0);
+    assert!(!ran.text.contains("looked for with"), "{}", ran.text);
+    let big = "[lease.big]\noffers = [\"gpu\"]\ndisk = 400\n[lease.node]";
+    desk.edit("[lease.node]", big);
+    desk.run("plan").exits(0).says(note);
 }
