@@ -94,3 +94,50 @@ fn what_nobody_would_end_is_not_rented_and_what_is_held_is_kept() {
     desk.run("destroy --auto-approve").exits(0);
     desk.agrees(0);
 }
+
+#[test]
+fn a_watcher_ends_nothing_that_is_protected_and_a_plan_says_so() {
+    let desk = Desk::of(Kind::Lambda, vec![], 600, 1);
+    desk.edit(NOBODY, "protect = true\nmax_lifetime = \"1s\"");
+    desk.edit("[limits]", "[limits]\nmax_spend = 100");
+    let mut watcher = watched(&desk);
+    desk.run("apply --auto-approve")
+        .exits(7)
+        .says("plan/unguarded")
+        .says("a watcher ends nothing that is protected, and machines of provider `lambda` do not end themselves")
+        .says("take `protect` out, and let `stageline watch` run");
+    desk.edit("protect = true", "protect = true\nunguarded = true");
+    desk.run("apply --auto-approve")
+        .exits(0)
+        .says("nobody ends it while you are away, since it is protected")
+        .says("limits.max_spend ($100.00) ends nothing that is protected: lease.node goes on when it is reached");
+    // It is older than it may be since it was rented.
+    desk.run("watch --once")
+        .exits(0)
+        .says("protected, so ended by no limit: lease.node[0]");
+    desk.agrees(1);
+    desk.edit("protect = true", "protect = false");
+    desk.run("apply --auto-approve")
+        .exits(0)
+        .says("the watcher ends it after 20m without work, or when it is 1s old");
+    until("it was ended", || desk.there().is_empty());
+    watcher.kill().expect("ours");
+    finish(watcher).says("max_lifetime");
+}
+
+/// The machine knows of no protection: a plan says what it will do.
+#[test]
+fn a_machine_that_ends_itself_keeps_its_limits_while_it_is_protected_and_a_plan_says_so() {
+    let desk = Desk::of(Kind::Vastai, vec![], 600, 1);
+    desk.edit(
+        "[lease.node]",
+        "[lease.node]\nprotect = true\nidle_timeout = \"3s\"",
+    );
+    let says =
+        "ends itself after 3s without work, or when it is 12h old, also while it is protected";
+    desk.run("apply --auto-approve").exits(0).says(says);
+    until("it ended itself", || desk.there().is_empty());
+    desk.run("plan")
+        .exits(0)
+        .says("lease.node[0]: ended by its idle_timeout");
+}

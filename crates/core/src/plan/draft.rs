@@ -174,7 +174,7 @@ pub fn draft(input: &Draft<'_>) -> Result<Plan, Vec<Diagnostic>> {
     let leases = drafting.leases();
     let mut money = limits::money(&drafting.rows, input, &leases);
     spend::account(&mut money, input);
-    drafting.notes.extend(spend::unwatched(&leases, input));
+    drafting.notes.extend(spend::unkept(&leases, input));
     let over = limits::check(&drafting.rows, &input.options.limits, &money);
     drafting.faults.extend(over);
     let (accounts, over) = room::check(&drafting.rows, &leases, input, &drafting.crowded);

@@ -91,7 +91,8 @@ fn way(choice: &Choice, spec: &LeaseSpec, input: &Draft<'_>) -> Option<AgentWay>
     Some(if once { AgentWay::SshOnce } else { way })
 }
 
-/// Who ends a lease that costs money. A machine knows limits of its own, and not what all of them spend.
+/// Who ends a lease that costs money. A machine knows limits of its own, and not what all of them spend; a watcher ends nothing
+/// that is protected.
 fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_>) -> EndsBy {
     let limited = spec.is_some_and(|spec| {
         spec.idle_timeout != Millis::NEVER || spec.max_lifetime != Millis::NEVER
@@ -104,7 +105,8 @@ fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_
         }
         (Some(_) | None, None) => false,
     };
-    match (limited && all, input.options.watched) {
+    let protected = spec.is_some_and(|spec| spec.protect);
+    match (limited && all, input.options.watched && !protected) {
         (true, _) => EndsBy::Box,
         (false, true) => EndsBy::Watcher,
         (false, false) => EndsBy::Nobody,
@@ -160,11 +162,16 @@ pub(super) fn unguarded(
             .or_insert_with(|| Unguarded::of(spec))
             .add(terms.price_per_hour);
     }
-    let fault = |(name, table)| {
+    let fault = |(name, table): (&Name, Unguarded<'_>)| {
         let itself = |provider: &Name| ends_itself(provider, input);
+        let first = match table.spec.protect {
+            true => "take `protect` out, and let `stageline watch` run",
+            false => "let `stageline watch` run",
+        };
         ends_by_nobody(name, &table, &itself).hint(format!(
-            "let `stageline watch` run on a computer that is always on; or take offers whose machines end themselves by \
-             their limits; or say that you will end them: `unguarded = true` in [lease.{name}]"
+            "{first} on a computer that is always on (one without the keys of its providers counts as none); or take offers \
+             whose machines end themselves by their limits; or say that you will end them: `unguarded = true` in \
+             [lease.{name}]"
         ))
     };
     tables.into_iter().map(fault).collect()
@@ -196,11 +203,15 @@ pub(super) fn ends_by_nobody(
         )
     };
     let price = table.price;
+    let unwatched = match table.spec.protect {
+        true => "a watcher ends nothing that is protected",
+        false => "no watcher runs",
+    };
     Diagnostic::error(
         "plan/unguarded",
         format!(
-            "lease.{name}: {machines} for {price}/h would be rented, and nobody would end them while you are away: no \
-             watcher runs, and {why}"
+            "lease.{name}: {machines} for {price}/h would be rented, and nobody would end them while you are away: \
+             {unwatched}, and {why}"
         ),
     )
 }

@@ -1,9 +1,10 @@
 //! Protected leases: no plan replaces or ends their machines, `destroy` leaves them out with all that is on them.
 //!
 //! What the file says counts where the lease is declared, what the state says where it is not. A machine that a trusted
-//! listing does not have is protected by nobody.
+//! listing does not have is protected by nobody. A watcher leaves protected leases alone; a machine that ends itself keeps
+//! the limits that it was made with, since it knows of no protection.
 
-use super::draft::{Call, Drafting, machine_of};
+use super::draft::{Call, Draft, Drafting, machine_of};
 use super::{Mode, Verdict};
 use crate::diagnostic::Diagnostic;
 use crate::id::{Address, LeaseId};
@@ -17,6 +18,16 @@ pub fn is_protected(state: &State, lease: &LeaseId) -> bool {
         Some(Spec::Lease(spec)) => spec.protect,
         Some(Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_)) | None => {
             false
+        }
+    }
+}
+
+/// Whether nothing may end this lease once the plan is carried out.
+pub(super) fn will_be(lease: &LeaseId, input: &Draft<'_>) -> bool {
+    match input.desired.specs.get(&Address::Lease(lease.clone())) {
+        Some(Spec::Lease(spec)) => spec.protect,
+        Some(Spec::Delivery(_) | Spec::Stage(_) | Spec::Pipeline(_) | Spec::Exposure(_)) | None => {
+            is_protected(input.recorded, lease)
         }
     }
 }

@@ -4,9 +4,10 @@
 //! nothing is never refused by it, and ends nothing for it: what runs is drained and released by a watcher.
 
 use super::draft::Draft;
+use super::protect::will_be;
 use super::{EndsBy, LeaseTerms, Money};
 use crate::diagnostic::Diagnostic;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::LeaseId;
 use crate::state::{Seen, Spent};
@@ -31,17 +32,29 @@ pub(super) fn account(money: &mut Money, input: &Draft<'_>) {
     money.left = cap.map(|cap| MicroDollars(cap.0.saturating_sub(money.spent.most.0)));
 }
 
-/// That nobody keeps the cap while machines run that cost money.
-pub(super) fn unwatched(
-    leases: &BTreeMap<LeaseId, LeaseTerms>,
-    input: &Draft<'_>,
-) -> Option<String> {
-    let options = input.options;
-    let cap = options.limits.max_spend.filter(|_| !options.watched)?;
-    let costs = |terms: &LeaseTerms| terms.ends != EndsBy::Free;
-    leases.values().any(costs).then(|| {
+/// What goes on when the cap is reached: all that costs money where nobody watches, and what is protected in any case.
+pub(super) fn unkept(leases: &BTreeMap<LeaseId, LeaseTerms>, input: &Draft<'_>) -> Option<String> {
+    let cap = input.options.limits.max_spend?;
+    let cost = leases
+        .iter()
+        .filter(|(_, terms)| terms.ends != EndsBy::Free)
+        .map(|(lease, _)| lease);
+    if !input.options.watched {
+        return (cost.count() > 0).then(|| {
+            format!(
+                "limits.max_spend ({cap}) is kept by `stageline watch` alone, and no watcher runs: what runs goes on when it is reached"
+            )
+        });
+    }
+    let protected: BTreeSet<String> = cost
+        .filter(|lease| will_be(lease, input))
+        .map(|lease| format!("lease.{}", lease.name))
+        .collect();
+    (!protected.is_empty()).then(|| {
+        let tables: Vec<String> = protected.into_iter().collect();
         format!(
-            "limits.max_spend ({cap}) is kept by `stageline watch` alone, and no watcher runs: what runs goes on when it is reached"
+            "limits.max_spend ({cap}) ends nothing that is protected: {} goes on when it is reached",
+            tables.join(", ")
         )
     })
 }

@@ -69,8 +69,15 @@ pub(super) fn ends_by(ends: EndsBy, change: &Change) -> Option<String> {
     };
     match ends {
         EndsBy::Free => None,
+        EndsBy::Box if spec.protect => Some(format!(
+            "ends itself {when}, also while it is protected"
+        )),
         EndsBy::Box => Some(format!("ends itself {when}")),
         EndsBy::Watcher => Some(format!("the watcher ends it {when}")),
+        EndsBy::Nobody if spec.protect => Some(
+            "nobody ends it while you are away, since it is protected: it bills until that is lifted and it is released"
+                .to_owned(),
+        ),
         EndsBy::Nobody => {
             Some("nobody ends it while you are away: it bills until it is released".to_owned())
         }

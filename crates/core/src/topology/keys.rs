@@ -343,7 +343,8 @@ static LIMITS: TableDef = TableDef {
             kind: Kind::Money { zero: false },
             need: Need::Optional("no cap"),
             doc: "The most that may be spent over the topology's life, by the ledger. Once it is reached nothing more is \
-                  rented, and `stageline watch` drains and releases what runs; where no watcher runs, that runs on.",
+                  rented, and `stageline watch` drains and releases what runs; where no watcher runs, that runs on, and so \
+                  does what is protected.",
             example: "40.00",
             ..KEY
         },
@@ -523,7 +524,9 @@ static LEASE: TableDef = TableDef {
             need: Need::Default("false"),
             change: Change::Update,
             doc: "Whether no command may end its machines: `destroy` leaves them out, a plan that would replace or end one \
-                  is refused. It holds as long as the state says so: set `false` and apply to lift it.",
+                  is refused, and a watcher ends none, neither by its limits nor by `max_spend`. So what costs money and does not \
+                  end itself needs `unguarded = true`. Machines that end themselves keep `idle_timeout` and `max_lifetime` also \
+                  while they are protected. It holds as long as the state says so: set `false` and apply to lift it.",
             example: "true",
         },
         UNGUARDED,

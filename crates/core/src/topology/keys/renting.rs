@@ -46,8 +46,8 @@ pub(super) const UNGUARDED: Key = Key {
     name: "unguarded",
     kind: Kind::Bool,
     need: Need::Default("false"),
-    doc: "Whether its machines may be rented although nobody ends them while you are away: no watcher runs, and they do not \
-          end themselves. Without it such a plan is refused.",
+    doc: "Whether its machines may be rented although nobody ends them while you are away: no watcher runs, or `protect` \
+          keeps it off, and they do not end themselves. Without it such a plan is refused.",
     example: "true",
     ..KEY
 };
