@@ -211,6 +211,12 @@ impl Again {
         Self::after((self.pause * 2).min(PAUSE_MAX), now)
     }
 
+    /// Not before as long has passed as the last try took: for so long that held what other commands need, too.
+    #[must_use]
+    pub fn rested(self, took: Duration, now: Duration) -> Self {
+        Self::after(self.pause.max(took.min(PAUSE_MAX)), now)
+    }
+
     /// Its time has come.
     pub fn is_due(self, now: Duration) -> bool {
         now >= self.at
@@ -341,6 +347,15 @@ mod tests {
         }
         assert_eq!(again.pause(), PAUSE_MAX);
         assert!(again.is_due(PAUSE_MAX));
+    }
+
+    #[test]
+    fn what_held_the_lock_for_long_leaves_it_for_as_long() {
+        let again = Again::after(TICK, seconds(0));
+        assert_eq!(again.rested(seconds(1), seconds(0)), again);
+        let again = again.rested(seconds(120), seconds(200));
+        assert!(!again.is_due(seconds(319)) && again.is_due(seconds(320)));
+        assert_eq!(again.rested(seconds(4000), seconds(0)).pause(), PAUSE_MAX);
     }
 
     #[test]

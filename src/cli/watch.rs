@@ -2,8 +2,11 @@
 //!
 //! Every few seconds it reads the state, asks the agents, and judges ([`crate::watch`]). A lease that is beyond a limit is
 //! drained and released by a plan of its own, in a short run, and recorded as lapsed; what did not work is tried again for
-//! ever. It holds no lock between two looks, and what it needs to know after a crash is in the state.
+//! ever. It holds no lock between two looks, and what it needs to know after a crash is in the state. It counts as a guard only
+//! while it sees whatever it would have to end.
 
+mod beats;
+mod sight;
 mod taken;
 mod unit;
 
@@ -22,16 +25,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::console::Console;
 use super::drafting::{self, Narrow};
-use super::project::{self, Place, Project};
+use super::project::{self, Place};
 use super::run::{self, Job};
 use super::sellers::Sellers;
-use super::{Exit, Failure, Global, relay, session, signals};
-use crate::ambient::{self, Alive, SharedClock};
+use super::{Exit, Failure, Global, session, signals};
+use crate::ambient::{Alive, SharedClock};
 use crate::machine::Machines as _;
 use crate::machine::client::AgentClient;
 use crate::observe;
 use crate::pipeline::Drain;
-use crate::store::{Beat, HEARTBEAT, Loaded, Lock, Mode, Store, Watching};
+use crate::store::{Beat, Loaded, Lock, Mode, Store, fresh_watcher};
 use crate::watch::{self, Again, Beyond, Heard, Windows};
 
 /// Between two looks.
@@ -71,6 +74,9 @@ struct Watcher<'a> {
     topology: Option<Topology>,
     hands: Option<Arc<AgentClient>>,
     again: BTreeMap<LeaseId, Again>,
+    sight: sight::Sight,
+    /// Beats while this watcher guards.
+    beat: Option<Beat>,
     /// When providers were asked last what became of machines that do not answer, and of which.
     asked: Option<(Duration, BTreeSet<LeaseId>)>,
     /// What was said last, so that it is not said every few seconds.
@@ -113,31 +119,28 @@ impl Watch {
             topology: None,
             hands: None,
             again: BTreeMap::new(),
+            sight: sight::Sight::default(),
+            beat: None,
             asked: None,
             said: BTreeMap::new(),
         };
         if self.once {
             let looked = watcher.look().await;
             watcher.let_go().await;
-            return looked;
+            return match looked? {
+                Exit::Done if !watcher.sight.is_whole() => Ok(Exit::Stopped),
+                exit => Ok(exit),
+            };
         }
-        let interval = ambient::heartbeat().unwrap_or(HEARTBEAT);
-        let beat = match Beat::begin(&store, ambient::who(), &clock, interval).await? {
-            Watching::Ours(beat) => beat,
-            Watching::Another(other) => {
-                let process = &other.process;
-                let message = format!(
-                    "{} watches `{}` already (process {} on {}, since {:.0})",
-                    other.by, watcher.place.name, process.pid, process.host, other.since
-                );
-                return Err(Failure::new(Exit::Locked, message)
-                    .hint("one watcher is enough; end that one first to watch from here"));
-            }
-        };
+        if let Some(other) = fresh_watcher(&store, &clock).await? {
+            return Err(watcher.one_too_many(&other));
+        }
         watcher.begins();
-        let ended = watcher.keep_looking(&beat).await;
+        let ended = watcher.keep_looking().await;
         watcher.let_go().await;
-        beat.end().await;
+        if let Some(beat) = watcher.beat.take() {
+            beat.end().await;
+        }
         ended
     }
 }
@@ -152,25 +155,17 @@ impl Watcher<'_> {
         ));
     }
 
-    async fn keep_looking(&mut self, beat: &Beat) -> Result<Exit, Failure> {
+    async fn keep_looking(&mut self) -> Result<Exit, Failure> {
         loop {
             let looked = self.look().await;
             self.windows.looked(self.clock.boottime());
+            let guards = looked.is_ok() && self.sight.is_whole();
             if let Err(failure) = looked {
                 self.troubled("look", &failure);
             } else {
                 self.said.remove("look");
             }
-            if beat.was_taken().await {
-                return Err(Failure::new(
-                    Exit::Locked,
-                    format!(
-                        "another watcher of `{}` took this one's place",
-                        self.place.name
-                    ),
-                )
-                .hint("this one was silent for too long; one watcher is enough"));
-            }
+            self.keep_beating(guards).await?;
             tokio::select! {
                 () = self.interrupt.cancelled() => break,
                 () = self.clock.sleep(self.every) => {}
@@ -192,6 +187,8 @@ impl Watcher<'_> {
         self.windows.keep(state);
         self.again.retain(|lease, _| is_there(state, lease));
         self.protected(state);
+        let limits = self.limits();
+        self.see(state).await?;
         if watch::guarded(state).next().is_none() {
             return Ok(Exit::Done);
         }
@@ -201,15 +198,18 @@ impl Watcher<'_> {
             }
             return Ok(Exit::Done);
         }
-        let limits = self.limits();
-        let heard = self.hear(state).await?;
+        let heard = self.hear(state).await;
         let mut beyond = self.judge(state, limits.as_ref(), heard.as_ref());
         let mut taken = self.taken_away(state, heard.as_ref()).await?;
         // A lease ends once. By a limit of its own it stays ended, whatever becomes of its machine.
         taken.retain(|one| beyond.iter().all(|other| other.lease != one.lease));
         beyond.extend(taken);
         let pending = watch::pending(state);
-        let due = |lease: &LeaseId| self.again.get(lease).is_none_or(|again| again.is_due(now));
+        // A run that a key is missing for would end nothing, and hold the lock meanwhile.
+        let due = |lease: &LeaseId| {
+            let again = self.again.get(lease);
+            again.is_none_or(|again| again.is_due(now)) && !self.sight.is_locked_out(state, lease)
+        };
         let beyond: Vec<Beyond> = beyond.into_iter().filter(|one| due(&one.lease)).collect();
         let pending: Vec<LeaseId> = pending.into_iter().filter(|lease| due(lease)).collect();
         if beyond.is_empty() && pending.is_empty() {
@@ -226,26 +226,6 @@ impl Watcher<'_> {
         let held = Lock::look(&self.store).await?;
         // Where it cannot be told from here, the lock itself finds out when it is asked for.
         Ok(held.is_some_and(|held| held.holder.process.is_alive() == Alive::Yes))
-    }
-
-    /// Caps of the topology as it is now; as it was, while it cannot be read.
-    fn limits(&mut self) -> Option<Limits> {
-        match Project::load(self.global) {
-            Ok(project) => {
-                self.said.remove("topology");
-                self.topology = Some(project.topology);
-            }
-            Err(_) if self.topology.is_none() => self.once(
-                "topology",
-                "the topology cannot be read here, so limits.max_spend is not watched; limits of leases are",
-            ),
-            Err(_) => self.once(
-                "topology",
-                "the topology cannot be read any more; its limits of before are kept",
-            ),
-        }
-        let topology = self.topology.as_ref()?;
-        (topology.name == self.place.name).then(|| topology.limits.clone())
     }
 
     /// Every lease that is beyond a limit and is not recorded as such.
@@ -286,50 +266,6 @@ impl Watcher<'_> {
         beyond
     }
 
-    /// What each agent says; none when none can be asked from here.
-    async fn hear(&mut self, state: &State) -> Result<Option<BTreeMap<LeaseId, Heard>>, Failure> {
-        let targets: Vec<_> = watch::guarded(state)
-            .filter_map(|(lease, _)| observe::target(state, lease))
-            .collect();
-        if targets.is_empty() {
-            return Ok(Some(BTreeMap::new()));
-        }
-        if self.hands.is_none() {
-            let genesis = state.genesis.as_ref();
-            let Some(genesis) = genesis else {
-                return Ok(Some(BTreeMap::new()));
-            };
-            // Without it every machine would look idle.
-            let keys = session::keys_of(&self.store, genesis, None)?;
-            let relays = relay::relays(self.topology.as_ref(), state, &self.folder)?;
-            self.hands = Some(session::hands(&keys, relays, &self.place));
-        }
-        let hands = self.hands.as_ref().expect("it was made just now");
-        if let Err(refusal) = hands.online().await {
-            let text = format!(
-                "{}; idle times are not counted meanwhile, lifetimes are",
-                refusal.message
-            );
-            self.once("relay", &text);
-            self.let_go().await;
-            return Ok(None);
-        }
-        let answers = observe::statuses(targets, &**hands, self.clock.as_ref()).await;
-        self.said.remove("relay");
-        if answers.values().all(Result::is_err) {
-            // Perhaps it is this side: the next look begins with hands of its own.
-            self.let_go().await;
-        }
-        let heard = answers.into_iter().map(|(lease, answer)| {
-            let heard = match answer {
-                Ok(status) => status.idle.map_or(Heard::Untold, Heard::Idle),
-                Err(_) => Heard::Silent,
-            };
-            (lease, heard)
-        });
-        Ok(Some(heard.collect()))
-    }
-
     /// Ends what is beyond its limits, and what was being ended.
     async fn end(
         &mut self,
@@ -337,7 +273,7 @@ impl Watcher<'_> {
         beyond: Vec<Beyond>,
         pending: Vec<LeaseId>,
     ) -> Result<Exit, Failure> {
-        let now = self.clock.boottime();
+        let begun = self.clock.boottime();
         let observed = self.observe(&loaded.state).await?;
         // A machine that is gone without our doing costs nothing and is drift: the next plan says so.
         let gone = |lease: &LeaseId| matches!(observed.leases.get(lease), Some(Seen::Gone));
@@ -348,7 +284,7 @@ impl Watcher<'_> {
                 one.lease
             );
             self.once(&taken::about(&one.lease), &text);
-            self.failed(&one.lease, now);
+            self.failed(&one.lease, begun);
         }
         if beyond.is_empty() && pending.is_empty() {
             return Ok(Exit::Done);
@@ -394,22 +330,25 @@ impl Watcher<'_> {
             // The state moved on meanwhile: the next look sees what it is now.
             Err(failure) if failure.exit == Exit::Guard => return Ok(Exit::Stopped),
             Err(failure) => {
-                leases.iter().for_each(|lease| self.failed(lease, now));
+                leases.iter().for_each(|lease| self.failed(lease, begun));
                 return Err(failure);
             }
         };
-        self.outcome(&leases, exit).await
+        self.outcome(&leases, exit, begun).await
     }
 
-    async fn observe(&self, state: &State) -> Result<Observed, Failure> {
-        let sellers = Sellers {
+    fn sellers<'s>(&'s self, state: &'s State) -> Sellers<'s> {
+        Sellers {
             topology: self.topology.as_ref(),
             state,
             place: &self.place,
             folder: &self.folder,
             clock: &self.clock,
-        };
-        let providers = sellers.providers()?;
+        }
+    }
+
+    async fn observe(&self, state: &State) -> Result<Observed, Failure> {
+        let providers = self.sellers(state).providers()?;
         Ok(observe::look(state, &providers, None, self.clock.as_ref()).await)
     }
 
@@ -445,9 +384,13 @@ impl Watcher<'_> {
     }
 
     /// Says what became of each lease, and when what did not work is tried again.
-    async fn outcome(&mut self, leases: &BTreeSet<LeaseId>, exit: Exit) -> Result<Exit, Failure> {
+    async fn outcome(
+        &mut self,
+        leases: &BTreeSet<LeaseId>,
+        exit: Exit,
+        begun: Duration,
+    ) -> Result<Exit, Failure> {
         let state = self.store.read().await?.state;
-        let now = self.clock.boottime();
         let mut all = true;
         for lease in leases {
             if !is_there(&state, lease) {
@@ -462,7 +405,7 @@ impl Watcher<'_> {
                 continue;
             }
             all = false;
-            self.failed(lease, now);
+            self.failed(lease, begun);
             let why = trouble(&state, lease);
             let again = self.again[lease].pause();
             let text = format!("{lease}: {why}; it may still cost money");
@@ -483,11 +426,14 @@ impl Watcher<'_> {
         })
     }
 
-    fn failed(&mut self, lease: &LeaseId, now: Duration) {
+    /// A try that was begun then did not end a lease.
+    fn failed(&mut self, lease: &LeaseId, begun: Duration) {
+        let now = self.clock.boottime();
         let again = match self.again.get(lease) {
             Some(again) => again.once_more(now),
             None => Again::after(self.every, now),
         };
+        let again = again.rested(now.saturating_sub(begun), now);
         self.again.insert(lease.clone(), again);
     }
 

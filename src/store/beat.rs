@@ -2,7 +2,8 @@
 //!
 //! A plan relies on it, so it is never believed for being there: it is fresh when its process lives on this computer, or
 //! when its counter is seen to move within its own interval of our own clock. Clocks of two hosts are never compared, and
-//! a file that was left behind by a dead watcher is nobody.
+//! a file that was left behind by a dead watcher is nobody. A watcher that could end nothing takes it away: see
+//! [`Beat::silence`].
 
 use std::time::Duration;
 
@@ -104,16 +105,31 @@ impl Beat {
         matches!(found, Ok(Some(found)) if found.process != self.process)
     }
 
-    /// Ends it: from now on nobody watches.
-    pub async fn end(mut self) {
+    /// It was begun and did not fall silent since.
+    pub const fn beats(&self) -> bool {
+        self.heart.is_some()
+    }
+
+    /// Falls silent: from now on nobody watches, though the process lives. False where the heartbeat may still be read; it can be
+    /// asked for again.
+    pub async fn silence(&mut self) -> bool {
         self.stop.cancel();
         if let Some(heart) = self.heart.take() {
             drop(heart.await);
         }
-        if !self.was_taken().await {
-            // Left behind, it is no lie: its process is gone.
-            drop(self.store.remove(&path(), "ending the heartbeat").await);
+        match look(&self.store).await {
+            Ok(Some(found)) if found.process == self.process => {
+                let removed = self.store.remove(&path(), "ending the heartbeat").await;
+                removed.is_ok()
+            }
+            Ok(_) => true,
+            Err(_) => false,
         }
+    }
+
+    /// Ends it with its process. Left behind, it is no lie: that is gone.
+    pub async fn end(mut self) {
+        self.silence().await;
     }
 }
 
@@ -254,6 +270,28 @@ mod tests {
         let mut dead = seen;
         dead.process.started += 1;
         put(&store, &dead).await;
+        assert_eq!(fresh(&store, &clock).await.expect("read"), None);
+    }
+
+    #[tokio::test]
+    async fn one_that_falls_silent_is_nobody_though_its_process_lives_and_may_begin_again() {
+        let store = store().await;
+        let clock: SharedClock = Arc::new(FakeClock::manual(Timestamp::UNIX_EPOCH));
+        let begin = async || {
+            let begun = Beat::begin(&store, "ada@here".to_owned(), &clock, EVERY).await;
+            match begun.expect("written") {
+                Watching::Ours(beat) => beat,
+                Watching::Another(other) => panic!("{other:?} is no other"),
+            }
+        };
+        let mut beat = begin().await;
+        assert!(fresh(&store, &clock).await.expect("read").is_some());
+        assert!(beat.beats() && beat.silence().await && !beat.beats());
+        assert_eq!(fresh(&store, &clock).await.expect("read"), None);
+        let again = begin().await;
+        assert!(again.beats());
+        assert!(fresh(&store, &clock).await.expect("read").is_some());
+        again.end().await;
         assert_eq!(fresh(&store, &clock).await.expect("read"), None);
     }
 

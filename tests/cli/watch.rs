@@ -347,6 +347,25 @@ fn what_is_too_old_is_ended_by_one_look_and_what_is_no_longer_declared_is_forgot
     world.run("plan").exits(0).says("lease.node[0..2] create");
 }
 
+/// Only idle times need an answer of an agent.
+#[test]
+fn without_an_identity_ages_are_judged_all_the_same_and_no_plan_counts_on_it() {
+    let world = outlived();
+    let identity = world.join("state/demo/identity.key");
+    std::fs::rename(&identity, world.join("moved.key")).expect("moved");
+    world
+        .run("watch --once")
+        .exits(4)
+        .says("no agent can be asked")
+        .says("idle times are not counted meanwhile, lifetimes and limits.max_spend are")
+        .says("no plan counts on this watcher")
+        .says("lease.node[0]: ends by its max_lifetime")
+        .says("lease.node[1]: released, proven by the provider's listing");
+    world.is_clean();
+    std::fs::rename(world.join("moved.key"), &identity).expect("moved");
+    kept_ended(&world, "max_lifetime");
+}
+
 #[test]
 fn a_watcher_that_is_killed_anywhere_is_followed_by_one_that_ends_the_rest() {
     let mut points = 0;

@@ -1,10 +1,13 @@
 //! Machines that cost money, and who ends them while nobody looks: without anybody, nothing is rented.
 
+use std::io::BufRead as _;
 use std::process::Child;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use stageline::sim::Kind;
 
-use super::desk::{Desk, NOBODY, finish};
+use super::desk::{Desk, KEY, NOBODY, finish};
 use super::host::until;
 
 /// A watcher, from its first heartbeat on.
@@ -93,6 +96,96 @@ fn what_nobody_would_end_is_not_rented_and_what_is_held_is_kept() {
         .says("nobody ends it while you are away: it bills until it is released");
     desk.run("destroy --auto-approve").exits(0);
     desk.agrees(0);
+}
+
+/// A watcher without the key of its account, and what it says line by line.
+fn without_its_key(desk: &Desk) -> (Child, Receiver<String>) {
+    let mut watcher = desk.command("watch --every 300ms");
+    watcher.env_remove("LAMBDA_API_KEY");
+    let mut watcher = watcher.spawn().expect("the binary is there");
+    let said = watcher.stderr.take().expect("piped");
+    let (line, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let all = std::io::BufReader::new(said).lines();
+        // Nobody listens any more when the test is over.
+        all.map_while(Result::ok)
+            .all(|text| line.send(text).is_ok());
+    });
+    (watcher, lines)
+}
+
+fn said(lines: &Receiver<String>, words: &str) -> String {
+    loop {
+        let line = lines.recv_timeout(Duration::from_secs(90));
+        let line = line.unwrap_or_else(|_| panic!("nobody said `{words}`"));
+        if line.contains(words) {
+            return line;
+        }
+    }
+}
+
+#[test]
+fn a_watcher_without_its_key_says_so_at_once_guards_nothing_and_holds_no_lock() {
+    let desk = Desk::of(Kind::Lambda, vec![], 600, 1);
+    desk.edit(NOBODY, "idle_timeout = \"8s\"");
+    let (mut watcher, lines) = without_its_key(&desk);
+    let line = said(&lines, "provider `lambda` cannot be seen");
+    for words in [
+        "LAMBDA_API_KEY is not set",
+        "nobody ends what is rented there meanwhile, and no plan counts on this watcher",
+        "hint: a watcher reads the same keys as `apply`",
+    ] {
+        assert!(line.contains(words), "{line}");
+    }
+    for line in ["plan", "apply --auto-approve"] {
+        desk.run(line)
+            .exits(7)
+            .says("no watcher runs, and machines of provider `lambda` do not end themselves")
+            .says("one without the keys of its providers counts as none");
+    }
+    assert!(!desk.path("state/demo/watcher.json").exists());
+    // What is rented all the same is beyond its limit at the watcher's next look.
+    desk.edit(
+        "\"8s\"",
+        "\"never\"\nmax_lifetime = \"1s\"\nunguarded = true",
+    );
+    desk.edit("[limits]", "[limits]\nmax_spend = 100");
+    desk.run("apply --auto-approve")
+        .exits(0)
+        .says("nobody ends it while you are away");
+    said(&lines, "nobody ends lease.node[0] meanwhile");
+    desk.agrees(1);
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+    watcher.kill().expect("ours");
+    watcher.wait().expect("ours");
+}
+
+#[test]
+fn a_watcher_guards_again_when_it_sees_its_accounts_again() {
+    let desk = Desk::of(Kind::Lambda, vec![], 600, 1);
+    desk.edit(NOBODY, "");
+    let key = "api_key = { file = \"lambda.key\" }";
+    desk.edit("kind = \"lambda\"", &format!("kind = \"lambda\"\n{key}"));
+    desk.secret("lambda.key", KEY);
+    let mut watcher = watched(&desk);
+    desk.run("apply --auto-approve")
+        .exits(0)
+        .says("the watcher ends it after 20m without work");
+    let beats = || desk.path("state/demo/watcher.json").exists();
+    std::fs::rename(desk.path("lambda.key"), desk.path("moved.key")).expect("moved");
+    until("it falls silent", || !beats());
+    std::fs::rename(desk.path("moved.key"), desk.path("lambda.key")).expect("moved");
+    until("a heartbeat again", beats);
+    desk.edit("count = 1", "count = 2");
+    desk.run("plan")
+        .exits(0)
+        .says("the watcher ends it after 20m without work");
+    watcher.kill().expect("ours");
+    finish(watcher)
+        .says("nobody ends lease.node[0] meanwhile, and no plan counts on this watcher")
+        .says("provider `lambda` is seen again");
+    desk.run("destroy --auto-approve").exits(0);
 }
 
 #[test]

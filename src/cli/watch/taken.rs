@@ -12,7 +12,7 @@ use super::Watcher;
 use crate::watch::{self, Beyond, Heard};
 
 /// Providers are asked about the same silent machines at one look in so many.
-const ASKED_EVERY: u32 = 6;
+pub(super) const ASKED_EVERY: u32 = 6;
 
 impl Watcher<'_> {
     /// Machines that were bid for and taken away; of others that are gone or dead it is said. One that answers is neither, so that
