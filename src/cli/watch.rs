@@ -127,10 +127,9 @@ impl Watch {
         if self.once {
             let looked = watcher.look().await;
             watcher.let_go().await;
-            return match looked? {
-                Exit::Done if !watcher.sight.is_whole() => Ok(Exit::Stopped),
-                exit => Ok(exit),
-            };
+            let exit = looked?;
+            let half_blind = exit == Exit::Done && !watcher.sight.is_whole();
+            return Ok(if half_blind { Exit::Stopped } else { exit });
         }
         if let Some(other) = fresh_watcher(&store, &clock).await? {
             return Err(watcher.one_too_many(&other));
