@@ -17,6 +17,7 @@ mod init;
 mod keys;
 mod leases;
 mod logs;
+mod markets;
 mod model;
 mod money;
 mod offers;

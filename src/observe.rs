@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream;
 use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
-use stageline_core::offer::{Quote, QuoteId, Requirement};
+use stageline_core::offer::{Quote, QuoteId, Requirement, by_disk};
 use stageline_core::resource::{Account, Cause, DISK, FailureClass, LeaseReceipt, Spec};
 use stageline_core::state::{
     Billed, LookAlike, Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen,
@@ -395,43 +395,58 @@ fn delivered(recorded: &Recorded, status: &AgentStatus) -> Option<stageline_core
     whole.then(|| spec.fingerprint())
 }
 
+/// One search of a provider's offers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Search {
+    /// What is wanted.
+    pub requirement: Requirement,
+    /// What is bid: an amount, or the least that is taken; none is on demand.
+    pub bid: Option<Option<MicroDollars>>,
+    /// What quotes are priced with.
+    pub disk: Bytes,
+}
+
 /// A provider, and what it is asked for.
 pub struct Asked {
     /// Its table.
     pub name: Name,
     /// Itself.
     pub provider: Arc<dyn Provider>,
-    /// One search for each; what several find is there once.
-    pub requirements: Vec<Requirement>,
-    /// The same for bids.
-    pub bids: Vec<(Requirement, Option<MicroDollars>)>,
-    /// What quotes are priced with.
-    pub disk: Bytes,
+    /// What several find is there once, and once more for each other price that it has with another disk.
+    pub searches: Vec<Search>,
 }
 
 impl Asked {
     /// Everything that a provider has.
     pub fn all(name: Name, provider: Arc<dyn Provider>) -> Self {
+        let everything = Search {
+            requirement: Requirement::default(),
+            bid: None,
+            disk: DISK,
+        };
         Self {
             name,
             provider,
-            requirements: vec![Requirement::default()],
-            bids: Vec::new(),
-            disk: DISK,
+            searches: vec![everything],
         }
     }
 
     async fn ask(&self) -> Result<Vec<Quote>, Blind> {
-        let mut found: BTreeMap<QuoteId, Quote> = BTreeMap::new();
-        for requirement in &self.requirements {
-            let quotes = self.provider.search(requirement, self.disk).await?;
-            found.extend(quotes.into_iter().map(|quote| (quote.id.clone(), quote)));
+        let mut found: BTreeMap<Bytes, BTreeMap<QuoteId, Quote>> = BTreeMap::new();
+        for Search {
+            requirement,
+            bid,
+            disk,
+        } in &self.searches
+        {
+            let quotes = match bid {
+                None => self.provider.search(requirement, *disk).await?,
+                Some(bid) => self.provider.bids(requirement, *disk, *bid).await?,
+            };
+            let quotes = quotes.into_iter().map(|quote| (quote.id.clone(), quote));
+            found.entry(*disk).or_default().extend(quotes);
         }
-        for (requirement, bid) in &self.bids {
-            let quotes = self.provider.bids(requirement, self.disk, *bid).await?;
-            found.extend(quotes.into_iter().map(|quote| (quote.id.clone(), quote)));
-        }
-        Ok(found.into_values().collect())
+        Ok(by_disk(found))
     }
 }
 

@@ -1,22 +1,21 @@
 //! From a topology and a state to a drafted plan: what `plan` and `apply` have in common.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::slice;
 use std::sync::Arc;
 
 use stageline_core::diagnostic::Diagnostic;
 use stageline_core::id::{Address, Name};
-use stageline_core::offer::Requirement;
 use stageline_core::plan::{
-    self, Desired, Draft, EndsBy, Market, Mode, ModelFacts, Plan, Renew, Selector, Volumes,
+    self, Desired, Draft, EndsBy, Market, Mode, ModelFacts, Plan, Renew, Selector,
 };
-use stageline_core::resource::{DISK, FailureClass, LeaseReceipt, Spec};
+use stageline_core::resource::LeaseReceipt;
 use stageline_core::state::{Edit, Observed, State, SurgeryError};
-use stageline_core::topology::{Lease, Limits, OnInterrupt, Spot, Topology};
-use stageline_core::unit::{Bytes, MicroDollars};
+use stageline_core::topology::Limits;
 
+use super::markets::{Asking, Disks, usable};
 use super::project::{Place, Project};
 use super::sellers::Sellers;
 use super::unseen::Unseen;
@@ -25,7 +24,7 @@ use crate::ambient::SharedClock;
 use crate::apply::Providers;
 use crate::machine::Machines;
 use crate::machine::client::AgentClient;
-use crate::observe::{self, Asked};
+use crate::observe;
 use crate::store::{BeatInfo, Loaded, Mode as Access, Store, fresh_watcher};
 
 /// What narrows a plan.
@@ -158,15 +157,7 @@ pub(crate) async fn apply(
         edits => Cow::Owned(loaded.state.after(edits).map_err(surgery)?),
     };
     let providers = sellers(project, &state, clock).providers()?;
-    let disks = Disks::of(&project.topology, &models);
-    let (markets, volumes) = markets(&project.topology, &providers, &disks).await;
-    usable(&markets)?;
-    let asked = |name: &Name| markets.contains_key(name);
-    let types = stock::types(&project.topology, &providers, asked).await;
-    types.map_err(fail)?;
-    let memory = plan::memory_known(&project.topology, &state, &markets);
-    let mut desired = plan::expand_within(&project.topology, &models, &memory).map_err(fail)?;
-    desired.mount(&volumes).map_err(fail)?;
+    let (mut desired, markets) = sold(project, &models, &state, &providers).await?;
     let relays = relay::looked_at(&mut desired, &project.topology, &state, &project.folder)?;
     let observed = if narrow.no_refresh {
         Observed::default()
@@ -199,7 +190,6 @@ pub(crate) async fn apply(
     let mut plan = plan::draft(&draft).map_err(fail)?;
     let mut notes = elsewhere(&project.place).await;
     notes.extend(awake(watcher, &plan, &project.place));
-    notes.extend(disks.larger(&project.topology, &markets, &plan));
     // Hashing all of it again is not for nothing.
     if !notes.is_empty() || !edits.is_empty() {
         plan.notes.extend(notes);
@@ -214,6 +204,38 @@ pub(crate) async fn apply(
         loaded,
         unseen,
     })
+}
+
+/// What is wanted, and what can be had for it now.
+async fn sold(
+    project: &Project,
+    models: &BTreeMap<Name, ModelFacts>,
+    state: &State,
+    providers: &Providers,
+) -> Result<(Desired, BTreeMap<Name, Market>), Failure> {
+    let fail = |faults: Vec<Diagnostic>| Failure::diagnostics(faults, project.files.clone());
+    let topology = &project.topology;
+    let volumes = stock::volumes(topology, providers).await;
+    let asking = Asking {
+        topology,
+        providers,
+        volumes: &volumes,
+    };
+    let mut disks = Disks::of(topology, models);
+    let mut markets = asking.markets(&disks).await;
+    usable(&markets)?;
+    let asked = |name: &Name| markets.contains_key(name);
+    let types = stock::types(topology, providers, asked).await;
+    types.map_err(fail)?;
+    let memory = plan::memory_known(topology, state, &markets);
+    let mut desired = plan::expand_within(topology, models, &memory).map_err(fail)?;
+    // Now that memory is known, machines may turn out to keep more of a model: that has no price yet.
+    if disks.raise(&desired) {
+        markets = asking.markets(&disks).await;
+        usable(&markets)?;
+    }
+    desired.mount(&volumes).map_err(fail)?;
+    Ok((desired, markets))
 }
 
 /// Who sells, and who sold what is recorded.
@@ -400,163 +422,6 @@ pub(crate) fn ending(
 pub(crate) fn surgery(error: SurgeryError) -> Failure {
     let hint = error.hint();
     Failure::user(error.to_string()).hint(hint)
-}
-
-/// What every declared provider sells now.
-async fn markets(
-    topology: &Topology,
-    providers: &Providers,
-    disks: &Disks,
-) -> (BTreeMap<Name, Market>, Volumes) {
-    let volumes = stock::volumes(topology, providers).await;
-    let mut asked = Vec::new();
-    for (name, provider) in &topology.providers {
-        let (requirements, bids, disk) = wanted(topology, name, &volumes, disks);
-        // Nobody wants anything of it: it need not be asked, nor its key be there.
-        if requirements.is_empty() && bids.is_empty() {
-            continue;
-        }
-        if let Ok(provider) = providers.get(name, provider.kind.as_str()) {
-            asked.push(Asked {
-                name: name.clone(),
-                provider: provider.clone(),
-                requirements,
-                bids,
-                disk,
-            });
-        }
-    }
-    let mut quotes = observe::quotes(&asked).await;
-    let market = |asked: Asked| {
-        let Asked { name, provider, .. } = asked;
-        let quotes = quotes.remove(&name).unwrap_or_else(|| Ok(Vec::new()));
-        let market = Market {
-            kind: provider.kind().to_owned(),
-            free: provider.traits().free,
-            unbilled: !provider.bills(),
-            self_destroy: provider.traits().self_destroy,
-            restarts_empty: provider.traits().restarts_empty,
-            agent: provider.traits().agent,
-            quotes: quotes.map_err(|blind| blind.cause),
-        };
-        (name, market)
-    };
-    (asked.into_iter().map(market).collect(), volumes)
-}
-
-/// The largest disk that a machine of each table is made with, as far as it can be told before memory is known.
-struct Disks(BTreeMap<Name, Bytes>);
-
-impl Disks {
-    fn of(topology: &Topology, models: &BTreeMap<Name, ModelFacts>) -> Self {
-        let declared = |lease: &Lease| lease.disk.unwrap_or(DISK);
-        let leases = topology.leases.iter();
-        let mut disks: BTreeMap<Name, Bytes> = leases
-            .map(|(name, lease)| (name.clone(), declared(lease)))
-            .collect();
-        // What cannot be expanded is told of where it is.
-        let rough = match models.is_empty() {
-            true => None,
-            false => plan::expand(topology, models).ok(),
-        };
-        for (address, spec) in rough.iter().flat_map(|desired| &desired.specs) {
-            if let (Address::Lease(lease), Spec::Lease(spec)) = (address, spec)
-                && let Some(disk) = disks.get_mut(&lease.name)
-            {
-                *disk = spec.disk.max(*disk);
-            }
-        }
-        Self(disks)
-    }
-
-    fn largest(&self, lease: &Name) -> Bytes {
-        self.0.get(lease).copied().unwrap_or(DISK)
-    }
-
-    /// Whose offers were looked for with a larger disk than a lease that is rented asks for: each provider is asked once.
-    fn larger(
-        &self,
-        topology: &Topology,
-        markets: &BTreeMap<Name, Market>,
-        plan: &Plan,
-    ) -> Vec<String> {
-        let rented: BTreeSet<&Name> = plan.leases.keys().map(|lease| &lease.name).collect();
-        let takes = |lease: &Lease, provider: &Name| {
-            let mut offers = lease
-                .offers
-                .iter()
-                .filter_map(|name| topology.offers.get(name));
-            offers.any(|offer| offer.provider == *provider)
-        };
-        let billed = markets.iter().filter(|(_, market)| !market.unbilled);
-        let told = billed.filter_map(|(provider, _)| {
-            let takers = topology.leases.iter().filter(|(_, lease)| takes(lease, provider));
-            let takers: Vec<&Name> = takers.map(|(name, _)| name).collect();
-            let most = takers.iter().map(|name| self.largest(name)).max()?;
-            let less = |name: &&&Name| rented.contains(**name) && self.largest(name) < most;
-            let less = takers.iter().find(less)?;
-            let own = self.largest(less);
-            Some(format!(
-                "offers of provider `{provider}` were looked for with {most} of disk, the most that a lease asks of it: lease.{less} \
-                 ({own}) pays no more than is shown, and cheaper machines with less disk are left out; a table of its own, such as \
-                 [provider.{provider}-2], avoids that"
-            ))
-        });
-        told.collect()
-    }
-}
-
-/// A requirement, and what is bid for what meets it.
-type Bids = Vec<(Requirement, Option<MicroDollars>)>;
-
-/// What leases want of a provider: the requirement of each offer of it that some lease takes, on demand or with a bid, and the
-/// largest disk, so that no price shown is below the one paid. Who may have to fall back asks for both.
-fn wanted(
-    topology: &Topology,
-    provider: &Name,
-    volumes: &Volumes,
-    disks: &Disks,
-) -> (Vec<Requirement>, Bids, Bytes) {
-    let mut requirements = Vec::new();
-    let mut bids = Vec::new();
-    let mut disk = Bytes(0);
-    for (name, lease) in &topology.leases {
-        let offers = lease.offers.iter();
-        let offers = offers.filter_map(|name| topology.offers.get(name));
-        for offer in offers.filter(|offer| offer.provider == *provider) {
-            let Some(declared) = topology.providers.get(provider) else {
-                continue;
-            };
-            let both = offer.taken_by(lease, &declared.kind).requirement;
-            let both = both.and(&stock::asked(lease, provider, volumes));
-            let bidding = Spot::of(offer.spot, lease.spot);
-            let bid = bidding.map(|bidding| (both.clone(), bidding.bid));
-            bids.extend(bid.filter(|bid| !bids.contains(bid)));
-            let on_demand =
-                bidding.is_none_or(|bidding| bidding.on_interrupt == OnInterrupt::OnDemand);
-            if on_demand && !requirements.contains(&both) {
-                requirements.push(both);
-            }
-            disk = disk.max(disks.largest(name));
-        }
-    }
-    (requirements, bids, disk)
-}
-
-/// A key that is missing or refused, or a URL that makes no sense, is the user's to mend: better said at once.
-fn usable(markets: &BTreeMap<Name, Market>) -> Result<(), Failure> {
-    for (name, market) in markets {
-        if let Err(cause) = &market.quotes
-            && matches!(cause.class, FailureClass::Auth | FailureClass::Config)
-        {
-            let failure = Failure::user(format!("provider `{name}`: {}", cause.message));
-            return Err(match &cause.hint {
-                Some(hint) => failure.hint(hint.clone()),
-                None => failure.hint(format!("mend `api_key` or `url` of [provider.{name}]")),
-            });
-        }
-    }
-    Ok(())
 }
 
 /// A topology that was renamed leaves its machines under the old name: they are named, with what to type.

@@ -7,13 +7,13 @@ use stageline_core::offer::{
 };
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::state::State;
-use stageline_core::unit::Bytes;
+use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::console::Console;
 use super::project::Project;
 use super::sellers::Sellers;
 use super::{Exit, Failure, Global, session, stock};
-use crate::observe::{self, Asked};
+use crate::observe::{self, Asked, Search};
 
 /// What can be rented now, cheapest first, over all providers.
 #[derive(Debug, clap::Args)]
@@ -132,24 +132,27 @@ impl Offers {
             requirements.push(Requirement::default());
         }
         let said = wanted.says_spot();
-        let bids: Vec<_> = match (said, self.spot) {
-            (Some(true), _) | (None, true) => requirements.iter(),
-            (Some(false), _) | (None, false) => [].iter(),
-        }
-        .map(|requirement| (requirement.clone(), None))
-        .collect();
-        if said == Some(true) && !self.explain {
-            requirements.clear();
-        }
+        let on_demand = said != Some(true) || self.explain;
+        let bids = said.unwrap_or(self.spot);
+        let search = |bid: Option<Option<MicroDollars>>| {
+            let requirements = requirements.iter().cloned();
+            requirements.map(move |requirement| Search {
+                requirement,
+                bid,
+                disk: self.disk,
+            })
+        };
+        let searches = on_demand.then(|| search(None)).into_iter().flatten();
+        let searches: Vec<Search> = searches
+            .chain(bids.then(|| search(Some(None))).into_iter().flatten())
+            .collect();
         let mut asked = Vec::new();
         for (name, declared) in &project.topology.providers {
             if let Ok(provider) = providers.get(name, declared.kind.as_str()) {
                 asked.push(Asked {
                     name: name.clone(),
                     provider: provider.clone(),
-                    requirements: requirements.clone(),
-                    bids: bids.clone(),
-                    disk: self.disk,
+                    searches: searches.clone(),
                 });
             }
         }

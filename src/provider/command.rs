@@ -25,7 +25,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stageline_core::id::{Fingerprint, LeaseId, MachineId, Name};
 use stageline_core::label::Label;
-use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{DiskRange, Facts, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::topology::{AgentSource, AgentWay, Claims, OFFER_FIELD, Programs};
 use stageline_core::unit::{Bytes, MicroDollars};
@@ -251,6 +251,7 @@ impl CommandProvider {
             id: QuoteId(offer.to_string()),
             facts,
             price_per_hour,
+            disk: DiskRange::default(),
             supply: Supply::Many(supply),
             bid: None,
         })

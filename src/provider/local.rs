@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stageline_core::id::{Fingerprint, MachineId, Name, RequestKey};
 use stageline_core::label::Label;
-use stageline_core::offer::{Facts, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{DiskRange, Facts, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::unit::{Bytes, MicroDollars};
 
@@ -176,6 +176,7 @@ impl LocalProvider {
             id: QuoteId(QUOTE.to_owned()),
             facts,
             price_per_hour: self.inner.settings.price_per_hour,
+            disk: DiskRange::default(),
             supply: Supply::Many(free),
             bid: None,
         })

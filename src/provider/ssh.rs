@@ -18,7 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stageline_core::id::{MachineId, Name, RequestKey};
 use stageline_core::label::Label;
-use stageline_core::offer::{Facts, NOTE, Quote, QuoteId, Requirement, Supply};
+use stageline_core::offer::{DiskRange, Facts, NOTE, Quote, QuoteId, Requirement, Supply};
 use stageline_core::resource::{Account, Cause, Contact, FailureClass, Outcome};
 use stageline_core::topology::{AgentWay, Claims, OFFER_FIELD};
 use stageline_core::unit::{Bytes, MicroDollars, Timestamp};
@@ -170,6 +170,7 @@ impl SshProvider {
                 id: quote_of(offer, place),
                 facts,
                 price_per_hour: desk.of.price_per_hour,
+                disk: DiskRange::default(),
                 supply: Supply::Many(u32::from(note.is_none())),
                 bid: None,
             }

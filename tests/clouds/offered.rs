@@ -1,5 +1,6 @@
 //! What is on offer at all clouds at once.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_json::Value;
@@ -138,15 +139,56 @@ async fn the_nearest_that_does_not_fit_has_the_gpu_that_was_asked_for() {
     market.end().await;
 }
 
+/// What the binary says as JSON; what it says to people comes after it.
+fn document(desk: &Desk, line: &str) -> Value {
+    let ran = desk.run(line);
+    let mut said = serde_json::Deserializer::from_str(&ran.exits(0).text).into_iter();
+    said.next().expect("it says something").expect("JSON")
+}
+
+/// What a lease takes first, and its price.
+fn chosen(plan: &Value, lease: &str) -> (String, u64) {
+    let plan = plan.get("plan").unwrap_or(plan);
+    let quote = &plan["leases"][lease]["shortlist"][0]["quote"];
+    let id = quote["id"].as_str().expect("it takes something");
+    let price = quote["price_per_hour"].as_u64().expect("micro-dollars");
+    (id.to_owned(), price)
+}
+
+/// Of each offer its price.
+fn prices(desk: &Desk, line: &str) -> BTreeMap<String, u64> {
+    let told = document(desk, line);
+    let offers = told["offers"].as_array().expect("a list");
+    let offers = offers.iter().map(|offer| {
+        let price = offer["price_per_hour"].as_u64().expect("micro-dollars");
+        (offer["id"].as_str().expect("an id").to_owned(), price)
+    });
+    offers.collect()
+}
+
+/// Where disks cost, and some offers have no more than a small one.
 #[test]
-fn a_plan_says_where_another_lease_decides_about_the_disk_that_offers_are_priced_with() {
-    let desk = Desk::of(Kind::Vastai, vec![], 600, 1);
-    let note =
-        "looked for with 400 GiB of disk, the most that a lease asks of it: lease.node (40 GiB)";
-    let ran = desk.run("plan");
-    ran.exits(0);
-    assert!(!ran.text.contains("looked for with"), "{}", ran.text);
-    let big = "[lease.big]\noffers = [\"gpu\"]\ndisk = 400\n[lease.node]";
-    desk.edit("[lease.node]", big);
-    desk.run("plan").exits(0).says(note);
+fn each_lease_is_offered_what_it_costs_with_its_own_disk() {
+    for kind in [Kind::Vastai, Kind::Runpod] {
+        let desk = Desk::of(kind, vec![], 600, 1);
+        let big = "[lease.big]\noffers = [\"gpu\"]\ndisk = 400\nunguarded = true\n[lease.node]";
+        desk.edit("[lease.node]", big);
+        let plan = document(&desk, "plan --json");
+        let small = prices(&desk, "offers --json --limit 1000 --disk 40");
+        let large = prices(&desk, "offers --json --limit 1000 --disk 400");
+        let (node, big) = (
+            chosen(&plan, "lease.node[0]"),
+            chosen(&plan, "lease.big[0]"),
+        );
+        assert_eq!(small.get(&node.0), Some(&node.1), "{kind:?}");
+        assert_eq!(large.get(&big.0), Some(&big.1), "{kind:?}");
+        assert!(
+            large.get(&node.0).is_none_or(|large| *large > node.1),
+            "{kind:?}"
+        );
+        desk.run("apply --auto-approve").exits(0);
+        desk.agrees(2);
+        desk.run("destroy --auto-approve").exits(0);
+        desk.agrees(0);
+    }
 }

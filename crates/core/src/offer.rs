@@ -5,6 +5,7 @@
 
 mod bid;
 mod claim;
+mod disk_range;
 mod ranked;
 mod requirement;
 mod selection;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use bid::Bid;
 pub use claim::{broken_claims, count, side_by_side};
+pub use disk_range::{DiskRange, by_disk};
 pub use ranked::{Sold, ranked};
 pub use requirement::{
     FIELDS, Hints, Misfit, Models, Requirement, RequirementError, distance, region,
@@ -234,6 +236,9 @@ pub struct Quote {
     pub facts: Facts,
     /// All in: disk included.
     pub price_per_hour: MicroDollars,
+    /// The disks that the price holds for.
+    #[serde(default, skip_serializing_if = "DiskRange::is_any")]
+    pub disk: DiskRange,
     /// How many can take it.
     pub supply: Supply,
     /// What is offered for a machine that may be taken away; none where it is rented on demand.

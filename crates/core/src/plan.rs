@@ -10,6 +10,7 @@ mod assign;
 mod avoid;
 mod binding;
 mod check;
+mod class;
 mod digest;
 mod disk;
 mod draft;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Gpu, INSTANCE_TYPE, Quote, QuoteId, Supply, Volume};
+use stageline_core::offer::{DiskRange, Facts, Gpu, INSTANCE_TYPE, Quote, QuoteId, Supply, Volume};
 use stageline_core::unit::Bytes;
 
 use super::wire::{data, price, text, whole};
@@ -66,6 +66,7 @@ pub(super) fn quotes(
                 id: id(region, &name),
                 facts,
                 price_per_hour,
+                disk: DiskRange::default(),
                 supply: match there.contains(*region) {
                     true => SOME,
                     false => Supply::Many(0),

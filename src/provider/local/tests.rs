@@ -139,6 +139,7 @@ fn request(attempt: u32) -> CreateRequest {
             id: QuoteId(QUOTE.to_owned()),
             facts: Facts::default(),
             price_per_hour: MicroDollars(7),
+            disk: DiskRange::default(),
             supply: Supply::Many(1),
             bid: None,
         },

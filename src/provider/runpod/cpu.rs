@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 use stageline_core::id::Name;
-use stageline_core::offer::{Facts, Hints, INSTANCE_TYPE, Quote, QuoteId};
+use stageline_core::offer::{DiskRange, Facts, Hints, INSTANCE_TYPE, Quote, QuoteId};
 use stageline_core::unit::{Bytes, MicroDollars};
 
 use super::offer::{disk_per_hour, places, supply};
@@ -146,6 +146,7 @@ pub(super) fn of_size(provider: &Name, row: &Value, vcpus: u32, disk: u64) -> Ve
             id: QuoteId(choice.name()?),
             facts,
             price_per_hour: price,
+            disk: DiskRange::default(),
             supply: supply(&stock),
             bid: None,
         })

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 use stageline_core::id::Name;
 use stageline_core::offer::{
-    Facts, Gpu, INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply, Volume,
+    DiskRange, Facts, Gpu, INSTANCE_TYPE, POOL, Quote, QuoteId, Requirement, Supply, Volume,
 };
 use stageline_core::unit::{Bytes, MicroDollars};
 
@@ -209,6 +209,7 @@ pub(super) fn quotes(provider: &Name, row: &Value, asks: &Asks, disk: u64) -> Ve
             id: QuoteId(choice.name()?),
             facts,
             price_per_hour: price,
+            disk: DiskRange::default(),
             supply: supply(&stock),
             bid: None,
         })

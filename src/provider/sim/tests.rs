@@ -72,6 +72,7 @@ impl Case {
                 id: QuoteId(quote.to_owned()),
                 facts: facts(4),
                 price_per_hour: PRICE,
+                disk: DiskRange::default(),
                 supply: Supply::Many(3),
                 bid: None,
             },

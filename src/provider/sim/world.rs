@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stageline_core::id::{EndpointKey, LeaseId, MachineId, Name};
-use stageline_core::offer::{Facts, Quote, QuoteId, Supply};
+use stageline_core::offer::{DiskRange, Facts, Quote, QuoteId, Supply};
 use stageline_core::unit::{MicroDollars, Timestamp};
 
 use super::SimProvider;
@@ -293,6 +293,7 @@ impl State {
             id: shape.id.clone(),
             facts: shape.facts.clone(),
             price_per_hour: shape.price_per_hour,
+            disk: DiskRange::default(),
             supply,
             bid: None,
         })

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use stageline_core::id::Name;
 use stageline_core::offer::{
-    Bid, Facts, Gpu, HOURS_LEFT, Quote, QuoteId, Requirement, Supply, Volume,
+    Bid, DiskRange, Facts, Gpu, HOURS_LEFT, Quote, QuoteId, Requirement, Supply, Volume,
 };
 use stageline_core::unit::{Bytes, MicroDollars};
 
@@ -162,6 +162,7 @@ pub(super) fn quote(provider: &Name, offer: &Value, disk: u64, buy: Buy) -> Opti
             ..facts(offer)
         },
         price_per_hour,
+        disk: DiskRange::default(),
         supply: Supply::One,
         bid,
     })

@@ -38,7 +38,7 @@ fn key(region: usize, quote: &Quote) -> (bool, MicroDollars, &Name, usize, &str)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::offer::{Facts, QuoteId};
+    use crate::offer::{DiskRange, Facts, QuoteId};
 
     fn quote(id: &str, region: &str, price: u64, supply: Supply) -> Quote {
         Quote {
@@ -50,6 +50,7 @@ mod tests {
                 ..Facts::default()
             },
             price_per_hour: MicroDollars(price),
+            disk: DiskRange::default(),
             supply,
             bid: None,
         }

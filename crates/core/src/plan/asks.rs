@@ -1,57 +1,59 @@
-//! Several quotes of one ask: it is rented on demand, or bid for on these terms or on those, and only one can have it.
+//! Several quotes of one offer: it is rented on demand, or bid for on these terms or on those, with a small disk or a larger one, and
+//! who takes it one way leaves less of it for every other.
 
 use std::collections::BTreeMap;
 
-use super::flow::Given;
 use crate::id::Name;
 use crate::offer::{Quote, Supply};
 
-/// Which quotes are of the same ask. Empty where nothing is bid for: then each quote is of an ask of its own.
+/// Which quotes are of the same offer, by their places. Empty where each is of an offer of its own.
 #[derive(Default)]
-pub(super) struct Asks<'a> {
-    places: BTreeMap<(&'a Name, &'a str), Vec<usize>>,
+pub(super) struct Asks {
+    /// Of each place the first one of its offer.
+    first: Vec<usize>,
+    /// All places of an offer that has several, by the first.
+    places: BTreeMap<usize, Vec<usize>>,
 }
 
-impl<'a> Asks<'a> {
-    pub(super) fn of(quotes: &[&'a Quote]) -> Self {
+impl Asks {
+    pub(super) fn of(quotes: &[&Quote]) -> Self {
         let mut asks = Self::default();
-        if quotes.iter().all(|quote| quote.bid.is_none()) {
+        if quotes
+            .iter()
+            .all(|quote| quote.bid.is_none() && quote.disk.is_any())
+        {
             return asks;
         }
+        let mut first: BTreeMap<(&Name, &str), usize> = BTreeMap::new();
         for (place, quote) in quotes.iter().enumerate() {
-            if quote.supply == Supply::One {
-                let ask = (&quote.provider, quote.id.ask());
-                asks.places.entry(ask).or_default().push(place);
+            let ask = match quote.supply {
+                Supply::One => quote.id.ask(),
+                Supply::Many(_) => &quote.id.0,
+            };
+            let first = *first.entry((&quote.provider, ask)).or_insert(place);
+            asks.first.push(first);
+            if first != place {
+                let places = asks.places.entry(first);
+                places.or_insert_with(|| vec![first]).push(place);
             }
         }
         asks
     }
 
-    /// What is given leaves nothing of its ask.
-    pub(super) fn close<'g>(
-        &self,
-        quotes: &[&Quote],
-        given: impl IntoIterator<Item = &'g usize>,
-        stock: &mut [u32],
-    ) {
-        for item in given {
-            let quote = quotes[*item];
-            let same = self.places.get(&(&quote.provider, quote.id.ask()));
-            for other in same.into_iter().flatten().filter(|other| *other != item) {
-                stock[*other] = 0;
-            }
-        }
+    /// The place that stands for all of its offer.
+    pub(super) fn first(&self, place: usize) -> usize {
+        self.first.get(place).copied().unwrap_or(place)
     }
 
-    /// What is given although its ask is given otherwise too. What is rented on demand stays, and else the cheapest bid.
-    pub(super) fn twice(&self, quotes: &[&Quote], given: &Given) -> Vec<usize> {
-        let given = |place: &usize| given.iter().any(|class| class.contains_key(place));
-        let mut twice = Vec::new();
-        for places in self.places.values().filter(|places| places.len() > 1) {
-            let mut taken: Vec<usize> = places.iter().copied().filter(given).collect();
-            taken.sort_by_key(|place| (quotes[*place].bid.is_some(), *place));
-            twice.extend(taken.into_iter().skip(1));
+    /// Takes some of an offer, which leaves less of it for whoever wants it otherwise.
+    pub(super) fn take(&self, place: usize, count: u32, left: &mut [u32]) {
+        match self.places.get(&self.first(place)) {
+            None => left[place] = left[place].saturating_sub(count),
+            Some(places) => {
+                for place in places {
+                    left[*place] = left[*place].saturating_sub(count);
+                }
+            }
         }
-        twice
     }
 }

@@ -154,6 +154,7 @@ fn rank(region: usize, quote: &Quote) -> (MicroDollars, &Name, usize, &QuoteId) 
 /// Finds the terms under which quotes fit a lease.
 pub(super) struct Fitting<'a> {
     memory: Bytes,
+    disk: Bytes,
     /// The terms that can be met, in the order of the file, with what their providers' tables leave.
     terms: Vec<(&'a Terms, Ranks<'a>)>,
     models: Models,
@@ -165,6 +166,7 @@ impl<'a> Fitting<'a> {
     pub(super) fn new(spec: &'a LeaseSpec, markets: &Markets) -> Self {
         let mut fitting = Self {
             memory: spec.memory,
+            disk: spec.disk,
             terms: Vec::new(),
             models: Models::default(),
             blind: Vec::new(),
@@ -192,6 +194,12 @@ impl<'a> Fitting<'a> {
         self
     }
 
+    /// With this disk.
+    pub(super) fn with(mut self, disk: Bytes) -> Self {
+        self.disk = disk;
+        self
+    }
+
     /// The quote under the first terms that it fits.
     pub(super) fn candidate<'q>(&mut self, quote: &'q Quote) -> Option<Candidate<'q>>
     where
@@ -199,7 +207,7 @@ impl<'a> Fitting<'a> {
     {
         let facts = &quote.facts;
         let enough = quote.bid.is_none_or(|bid| bid.per_hour >= bid.least);
-        if facts.memory < self.memory || !enough {
+        if facts.memory < self.memory || !enough || !quote.disk.holds(self.disk) {
             return None;
         }
         let models = &mut self.models;

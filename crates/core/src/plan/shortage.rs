@@ -1,13 +1,12 @@
 //! Why there is no machine for a lease, and how near the nearest one came.
 
-use super::assign::Class;
 use super::avoid::Avoid;
+use super::class::Class;
 use super::market::{Markets, untaken};
 use super::placement::{self, Spot};
 use crate::diagnostic::Diagnostic;
 use crate::id::LeaseId;
 use crate::offer::distance;
-use crate::resource::LeaseSpec;
 use crate::unit::MicroDollars;
 
 /// There is no machine for some leases of a class: why.
@@ -47,7 +46,7 @@ pub(super) fn nothing(
             class.needs.len()
         );
         let hint = "lower `count`, add an offer, or raise what the provider lets you have at once (`slots` of a local provider)";
-        let notes = notes(class.spec, markets, avoid);
+        let notes = notes(class, markets, avoid);
         let hint = if notes.is_empty() {
             hint.to_owned()
         } else {
@@ -60,13 +59,14 @@ pub(super) fn nothing(
 }
 
 /// Why offers that fit cannot be had now, as their providers say, or because a machine failed there.
-fn notes(spec: &LeaseSpec, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> {
+fn notes(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> Vec<String> {
+    let spec = class.spec;
     let mut notes: Vec<String> = Vec::new();
     for terms in spec.rented_under() {
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         let quotes = quotes.into_iter().flatten();
-        let quotes = quotes.filter(|quote| terms.are_for(quote));
+        let quotes = quotes.filter(|quote| terms.are_for(quote) && quote.disk.holds(class.disk));
         let told = quotes.filter_map(|quote| {
             let fits = untaken(terms, spec.memory, quote).is_empty();
             let note = quote.note().map(str::to_owned);
@@ -89,7 +89,8 @@ fn near_misses(class: &Class<'_, '_>, markets: &Markets, avoid: &Avoid<'_>) -> S
         let market = markets.get(&terms.provider);
         let quotes = market.and_then(|market| market.quotes.as_ref().ok());
         let quotes = quotes.into_iter().flatten();
-        for quote in quotes.filter(|quote| terms.are_for(quote)) {
+        let quotes = quotes.filter(|quote| terms.are_for(quote) && quote.disk.holds(class.disk));
+        for quote in quotes {
             let why = untaken(terms, spec.memory, quote);
             let far = distance(why.iter().map(String::as_str));
             let text = if why.is_empty() {

@@ -8,6 +8,7 @@ mod golden;
 mod moves;
 mod offers;
 mod placement;
+mod priced;
 mod random;
 mod regions;
 mod volumes;

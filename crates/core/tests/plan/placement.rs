@@ -98,6 +98,28 @@ fn a_lease_without_a_wish_leaves_a_table_its_region() {
     assert_eq!(firsts, ["eu-1-10", "eu-2-11", "us-3-30"]);
 }
 
+/// Two tables and a lease without a wish, each of which alone would take what another one needs: the cheapest order is found, and said
+/// where something may be cheaper still.
+#[test]
+fn tables_that_want_the_same_region_are_placed_at_the_least_price_of_all_orders() {
+    let mut topology = asking(2, Some(Domain::Region), None);
+    let pair = topology.leases[&name("gpu")].clone();
+    let mut three = pair.clone();
+    three.count = 3;
+    topology.leases.insert(name("more"), three);
+    // Three fit in `a` alone; whoever is served first takes the cheapest there.
+    let markets = markets(&[
+        (1, "a", "1"),
+        (2, "a", "2"),
+        (9, "a", "3"),
+        (3, "b", "4"),
+        (4, "b", "5"),
+    ]);
+    let firsts = fresh(&topology, &markets);
+    let firsts: Vec<&str> = firsts.iter().map(|list| list[0].as_str()).collect();
+    assert_eq!(firsts, ["b-4-3", "b-5-4", "a-1-1", "a-2-2", "a-3-9"]);
+}
+
 #[test]
 fn spread_takes_each_host_once_and_what_follows_is_on_none_of_them() {
     let markets = markets(&[

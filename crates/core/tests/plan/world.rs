@@ -8,7 +8,7 @@ use stageline_core::id::{
     Name, Nonce, OperatorId, WriterId,
 };
 use stageline_core::journal::{Entry, FORMAT, Launch, Record, Verb};
-use stageline_core::offer::{Facts, Place, Quote, QuoteId, Supply};
+use stageline_core::offer::{DiskRange, Facts, Place, Quote, QuoteId, Supply};
 use stageline_core::plan::{Choice, Market, Markets, Plan, Step, StepId};
 use stageline_core::resource::{
     Contact, DeliveryReceipt, ExposureReceipt, LeaseReady, LeaseReceipt, PipelineReceipt, Receipt,
@@ -46,6 +46,7 @@ pub fn quote(provider: &str, id: &str, price: u64, supply: Supply) -> Quote {
         id: QuoteId(id.to_owned()),
         facts: facts(),
         price_per_hour: MicroDollars(price),
+        disk: DiskRange::default(),
         supply,
         bid: None,
     }
