@@ -24,6 +24,9 @@ use crate::resource::{Cause, LeaseSpec};
 use crate::shared::Shared;
 use crate::unit::MicroDollars;
 
+/// Less than this per hour is not worth a word, in micro-dollars.
+const CENT: u64 = 10_000;
+
 /// Most classes that are assigned exactly.
 const CLASSES_MAX: usize = 64;
 
@@ -163,7 +166,7 @@ impl<'a> Sale<'_, 'a> {
                 best = other;
             }
         }
-        if let Some(gap) = gap(&best).filter(|gap| *gap > 0) {
+        if let Some(gap) = gap(&best).filter(|gap| *gap >= CENT) {
             best.notes.push(format!(
                 "tables with `same` or `spread` and other leases want the same offers: they are served one after another, in the cheapest \
                  order of those tried; another choice may be cheaper in sum, by at most {}/h",

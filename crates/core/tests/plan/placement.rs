@@ -120,6 +120,32 @@ fn tables_that_want_the_same_region_are_placed_at_the_least_price_of_all_orders(
     assert_eq!(firsts, ["b-4-3", "b-5-4", "a-1-1", "a-2-2", "a-3-9"]);
 }
 
+/// Where no order is sure to be the best, a plan says what another choice could save.
+#[test]
+fn what_another_choice_could_save_is_said() {
+    let mut topology = asking(2, Some(Domain::Region), None);
+    let pair = topology.leases[&name("gpu")].clone();
+    topology.leases.insert(name("more"), pair);
+    let cents = 10_000;
+    // Each alone takes `a`, and without a word on regions three of the cheapest and one of 90 would do.
+    let quotes = [
+        (cents, "a", "1"),
+        (2 * cents, "a", "2"),
+        (3 * cents, "b", "3"),
+        (90 * cents, "b", "4"),
+        (50 * cents, "c", "5"),
+        (51 * cents, "c", "6"),
+    ];
+    let plan = plan(
+        &desired(&topology),
+        &World::new(),
+        &markets(&quotes),
+        &options(Mode::Apply),
+    );
+    let notes = plan.notes.join(" ");
+    assert!(notes.contains("by at most $0.40/h"), "{notes}");
+}
+
 #[test]
 fn spread_takes_each_host_once_and_what_follows_is_on_none_of_them() {
     let markets = markets(&[
