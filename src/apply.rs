@@ -5,6 +5,7 @@
 //! work done says so. What is absent here: a whole-plan rollback, a provider's name, a second way to resume.
 
 mod agent_steps;
+mod alike;
 mod awake;
 mod boot;
 mod bring;

@@ -446,9 +446,8 @@ fn cause(error: MachineError) -> Cause {
             ))
         }
         MachineError::Refused { hint, .. } => Cause {
-            class: FailureClass::Config,
-            message,
             hint,
+            ..Cause::new(FailureClass::Config, message)
         },
     }
 }

@@ -17,6 +17,7 @@ use stageline_core::resource::{Cause, FailureClass, LeaseSpec, Receipt, Spec};
 use stageline_core::state::{Recorded, State, Tried};
 use stageline_core::topology::Requote;
 
+use super::alike::Alike;
 use super::limited::Limited;
 use super::step::{Act, Run, Stop, broken};
 use crate::provider::Provider;
@@ -43,6 +44,8 @@ struct Hunt<'a> {
     waiting: Option<(Duration, Duration)>,
     /// Since when the account is used too much.
     limited: Option<Limited>,
+    /// What its creates were answered with.
+    alike: Alike,
     last: Cause,
 }
 
@@ -128,6 +131,7 @@ impl<'a> Run<'a> {
                         return Ok(false);
                     }
                     hunt.last = cause;
+                    hunt.alike.answered();
                 }
                 Err(stop) => return Err(stop),
             }
@@ -197,6 +201,9 @@ impl<'a> Run<'a> {
             let used_up = tries >= hunt.spec.attempts;
             // All that only was not to be had is had later, perhaps.
             let may_wait = hunt.waiting.is_none() && hunt.last.class.moves_on();
+            if used_up && self.refused_alike(act, lease, hunt) {
+                return Ok(None);
+            }
             if used_up
                 && may_wait
                 && self.failed(act) < hunt.spec.attempts
@@ -207,10 +214,14 @@ impl<'a> Run<'a> {
             if used_up {
                 // A ceiling is in the way, not the number of tries.
                 if hunt.last.class != FailureClass::Money {
-                    hunt.last.hint = Some(format!(
+                    let more = format!(
                         "{tries} offers were tried, `attempts` allows {}; raise it, or run apply again",
                         hunt.spec.attempts
-                    ));
+                    );
+                    hunt.last.hint = Some(match hunt.last.hint.take() {
+                        Some(hint) => format!("{hint}; {more}"),
+                        None => more,
+                    });
                 }
                 return Ok(None);
             }
@@ -220,9 +231,23 @@ impl<'a> Run<'a> {
             if let Some(choice) = self.requote(act, hunt).await? {
                 return Ok(Some((choice, true)));
             }
-            if hunt.is_full_everywhere() || !self.wait_for_offer(act, lease, hunt).await? {
+            if self.refused_alike(act, lease, hunt)
+                || hunt.is_full_everywhere()
+                || !self.wait_for_offer(act, lease, hunt).await?
+            {
                 return Ok(None);
             }
+        }
+    }
+
+    /// Whether all that was sent was refused with the same words, so that it is the request's fault or the key's: that ends it.
+    fn refused_alike(&self, act: Act<'a>, lease: &LeaseId, hunt: &mut Hunt<'a>) -> bool {
+        match hunt.alike.verdict(lease) {
+            Some(cause) if self.failed(act) == 0 => {
+                hunt.last = cause;
+                true
+            }
+            Some(_) | None => false,
         }
     }
 
@@ -395,6 +420,7 @@ impl<'a> Hunt<'a> {
             uncounted: 0,
             waiting: None,
             limited: None,
+            alike: Alike::default(),
             last: Cause::new(FailureClass::OfferGone, nothing).hint(
                 "run plan and apply again; `wait_for_capacity` of the lease makes apply wait",
             ),
@@ -418,6 +444,9 @@ impl<'a> Hunt<'a> {
             (true, true) => self.uncounted += 1,
             (false, false) => self.gone += 1,
             (true, false) | (false, true) => {}
+        }
+        if sent {
+            self.alike.refused(&choice.quote.id, &cause);
         }
         self.limited = None;
         self.last = cause.clone();

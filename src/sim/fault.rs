@@ -130,7 +130,10 @@ pub const KNOBS: &[(&str, &str)] = &[
     ("quota", "the account may have no more machines"),
     ("money", "the account has no credit"),
     ("capacity", "there is none left"),
-    ("bad-request", "the request is refused as malformed"),
+    (
+        "bad-request",
+        "the request is refused as malformed; with text \"400\" or \"403\", at runpod, with words that may be about the offer",
+    ),
     ("auth-revoked", "the key is not taken any more"),
     (
         "other-account",

@@ -417,6 +417,42 @@ fn a_lease_that_may_wait_for_capacity_is_rented_when_there_is_some() {
     }
 }
 
+/// What one offer is refused with may be about it; what all are refused with is about the request, and no waiting helps.
+#[test]
+fn a_pod_that_every_offer_refuses_alike_is_no_want_of_capacity_and_one_that_one_refuses_is_rented_elsewhere()
+ {
+    for (text, hint) in [("400", "mend the request"), ("403", "lacks the permission")] {
+        let bad = Fault::of("bad-request").text(text);
+        for waits in ["", "\nwait_for_capacity = \"10m\""] {
+            let desk = desk(Kind::Runpod, bad.clone());
+            desk.edit("count = 1", &format!("count = 1{waits}"));
+            let ran = desk.run("apply --auto-approve");
+            ran.exits(1)
+                .says("creates were refused with the same words")
+                .says(&format!("status {text}"))
+                .says(hint);
+            assert_eq!(made(&desk), 0, "{text}");
+            ends(&desk);
+        }
+        let desk = desk(Kind::Runpod, bad.times(1));
+        desk.run("apply --auto-approve").exits(0);
+        assert_eq!(made(&desk), 1, "{text}");
+        ends(&desk);
+    }
+}
+
+/// One try is all there is: what it may have been is said beside what may be raised.
+#[test]
+fn the_hint_of_a_refusal_is_kept_beside_the_number_of_tries() {
+    let desk = desk(Kind::Runpod, Fault::of("bad-request").text("400"));
+    desk.edit("count = 1", "count = 1\nattempts = 1");
+    desk.run("apply --auto-approve")
+        .exits(4)
+        .says("mend the request; 1 offers were tried, `attempts` allows 1; raise it");
+    assert_eq!(made(&desk), 0);
+    ends(&desk);
+}
+
 /// A connection that was used once is dead: a read is asked for again, and a create goes out on one of its own.
 #[test]
 fn a_connection_that_dies_when_it_is_used_again_costs_no_create() {

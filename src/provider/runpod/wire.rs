@@ -110,11 +110,13 @@ pub(super) fn refused(fault: Fault) -> Cause {
             FailureClass::Capacity,
             "the provider answers alike when a pod cannot be placed and when it does not like the request: if every offer is \
              refused with these words, mend the request",
-        ),
+        )
+        .if_all(FailureClass::Config),
         (Some(403), FailureClass::Auth) if told => other(
             FailureClass::OfferGone,
             "this account may not use that pool; if every offer is refused so, the key lacks the permission to create pods",
-        ),
+        )
+        .if_all(FailureClass::Auth),
         (Some(404), _) => other(
             FailureClass::Config,
             "the provider does not know this type of GPU any more; plan again",

@@ -132,10 +132,13 @@ fn unlucky(world: &World) -> Option<Reply> {
     {
         return Some(no(*status, detail));
     }
-    world.faults.fires("bad-request")?;
-    Some(invalid(&[
-        "$: additional properties 'bogus' not allowed".to_owned()
-    ]))
+    let bad = world.faults.fires("bad-request")?;
+    Some(match bad.text.as_deref() {
+        // The API does not say what is wrong, or whether another place would do.
+        Some("400") => no(400, "The pod could not be created."),
+        Some("403") => no(403, "This account has no access to that pool."),
+        Some(_) | None => invalid(&["$: additional properties 'bogus' not allowed".to_owned()]),
+    })
 }
 
 fn strings(body: &Value, field: &str) -> Vec<String> {

@@ -45,6 +45,9 @@ pub struct Cause {
     /// What to do now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// What it is if everything is refused with the same words, where a provider says two things alike. Never recorded.
+    #[serde(skip)]
+    pub if_all: Option<FailureClass>,
 }
 
 impl Cause {
@@ -54,7 +57,15 @@ impl Cause {
             class,
             message: message.into(),
             hint: None,
+            if_all: None,
         }
+    }
+
+    /// It is this, if everything is refused with the same words.
+    #[must_use]
+    pub fn if_all(mut self, class: FailureClass) -> Self {
+        self.if_all = Some(class);
+        self
     }
 
     /// Adds what to do now.
