@@ -35,8 +35,8 @@ use tokio::time::Instant;
 
 use super::doors::Doors;
 use super::http::{
-    Answer, Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, in_time, only,
-    too_many, whole,
+    Answer, Api, Call, CloudSettings, Endpoint, Fault, KeyAccount, Recent, Shared, as_priced,
+    in_time, only, too_many, whole,
 };
 use crate::ambient::crash_point;
 use crate::provider::{
@@ -81,6 +81,9 @@ const LOOK_AGE: Duration = Duration::from_secs(3);
 
 /// How old the types may be for a search: many leases look at the same time.
 const TYPES_AGE: Duration = Duration::from_secs(3);
+
+/// How old it is at most when a launch that had its turn is sent: it was read right before that, or later by another one.
+const KNOWN_AGE: Duration = Duration::from_secs(60);
 
 /// An instance of a listing.
 #[derive(Clone)]
@@ -281,15 +284,35 @@ impl Lambda {
         boot::body(request, place, &ssh_key, &account)
     }
 
+    /// The offer of a launch by the newest table of types that anybody here has read: each launch reads it when its turn comes, and
+    /// a request more would have to wait behind the moments of all others.
+    async fn known(&self, request: &CreateRequest) -> Result<Option<Quote>, Blind> {
+        self.offered(&request.quote.id, request.disk, KNOWN_AGE)
+            .await
+    }
+
+    async fn offered(
+        &self,
+        id: &QuoteId,
+        disk: Bytes,
+        age: Duration,
+    ) -> Result<Option<Quote>, Blind> {
+        let quotes = self.quotes(age, disk).await;
+        let quotes = quotes.map_err(|fault| self.blind(fault))?;
+        let mut found = quotes.into_iter().filter(|quote| quote.id == *id);
+        Ok(found.find(|quote| quote.supply != Supply::Many(0)))
+    }
+
     /// Waits for the moment of a launch whose turn has come. What it needed of the account took some time before.
-    async fn moment(&self, began: Duration) -> Result<(), Cause> {
+    async fn moment(&self, began: Duration, request: &CreateRequest) -> Result<(), Cause> {
         let most = self.api.above(MOMENT_MAX);
         let wait = self.api.gate(&SENT);
         let wait = wait.reserve_both(&self.api.gate(&ANY), most);
         let wait = wait.ok_or_else(too_many)?;
         let before = self.api.above(READY_MAX) + self.api.above(keys::REGISTER_MAX);
         let clock = self.settings.cloud.clock.as_ref();
-        in_time(clock, wait, (began, before + wait)).await
+        let price = as_priced(&request.quote, self.known(request));
+        in_time(clock, wait, (began, before + wait), price).await
     }
 
     /// Launches whose turn has come already wait too, when the provider asks for a pause.
@@ -420,10 +443,7 @@ impl Provider for Lambda {
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
         crash_point("a quote, not yet read again");
-        let quotes = self.quotes(Duration::ZERO, disk).await;
-        let quotes = quotes.map_err(|fault| self.blind(fault))?;
-        let mut found = quotes.into_iter().filter(|quote| quote.id == *id);
-        Ok(found.find(|quote| quote.supply != Supply::Many(0)))
+        self.offered(id, disk, Duration::ZERO).await
     }
 
     async fn account(&self) -> Result<Option<Account>, Blind> {
@@ -452,7 +472,7 @@ impl Provider for Lambda {
         {
             return outcome;
         }
-        if let Err(cause) = self.moment(began).await {
+        if let Err(cause) = self.moment(began, &request).await {
             return self.withdrawn(key, cause).await;
         }
         let path = "/api/v1/instance-operations/launch";

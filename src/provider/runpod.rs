@@ -39,7 +39,7 @@ use stageline_core::unit::{Bytes, Timestamp};
 use super::doors::Doors;
 use super::http::{
     Answer, Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, PROOF_MIN, Recent,
-    Shared, in_time, text, too_many,
+    Shared, as_priced, in_time, text, too_many,
 };
 use super::leftover::Kept;
 use crate::ambient::crash_point;
@@ -66,8 +66,14 @@ const SENT: Endpoint = Endpoint::each("create, as sent", Duration::ZERO);
 /// Longest wait of a create for its moment, once its turn has come.
 const MOMENT_MAX: Duration = Duration::from_secs(20);
 
-/// Longest that its login may take before.
+/// Longest that its login may take before: half of it for its turn.
 const LOGIN_MAX: Duration = Duration::from_secs(20);
+
+/// Longest that it may take to remove that login again, when there is no pod for it.
+const LOGIN_REMOVED_MAX: Duration = Duration::from_secs(20);
+
+/// Longest wait for the answer to a create.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// Said of a pause without a length.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -288,7 +294,11 @@ fn traits(api: &Api) -> Traits {
         finds_by_key: true,
         visibility_delay: scaled(Duration::from_secs(120)),
         late_commit_window: scaled(Duration::from_secs(600)),
-        request_timeout: api.above(Duration::from_secs(60)),
+        // Each of its waits has an end of its own before this: what was never sent is told as refused, and not as in doubt.
+        request_timeout: [LOGIN_MAX, MOMENT_MAX, ANSWER_MAX, LOGIN_REMOVED_MAX]
+            .map(|span| api.above(span))
+            .iter()
+            .sum(),
         // The pull of a large image included.
         acquire_timeout: above(30, 120),
         refused_after: above(2, PROOF_MIN),
@@ -337,12 +347,15 @@ fn gigabytes(disk: Bytes) -> u64 {
 
 impl Runpod {
     /// Waits for the moment of a create whose turn has come. Its login took some time before.
-    async fn moment(&self, began: Duration) -> Result<(), Cause> {
+    async fn moment(&self, began: Duration, request: &CreateRequest) -> Result<(), Cause> {
         let wait = self.api.gate(&SENT);
         let wait = wait.reserve_within(self.api.above(MOMENT_MAX));
         let wait = wait.ok_or_else(too_many)?;
         let before = self.api.above(LOGIN_MAX);
-        in_time(self.settings.clock.as_ref(), wait, (began, before + wait)).await
+        let quote = &request.quote;
+        let price = as_priced(quote, self.quote(&quote.id, request.disk));
+        let clock = self.settings.clock.as_ref();
+        in_time(clock, wait, (began, before + wait), price).await
     }
 
     /// Creates whose turn has come already wait too, when the provider asks for a pause.
@@ -450,13 +463,13 @@ impl Provider for Runpod {
             Ok(login) => login,
             Err(outcome) => return outcome,
         };
-        if let Err(cause) = self.moment(began).await {
+        if let Err(cause) = self.moment(began, &request).await {
             let of = &request.request_key;
             return self.withdrawn(of, login.as_ref(), cause).await;
         }
         let body = registry::with(body, login.as_ref());
         let call = Call {
-            timeout: self.traits.request_timeout,
+            timeout: self.api.above(ANSWER_MAX),
             ..Call::send(Method::POST, "/v2/pods", REQUESTS, body)
         };
         crash_point("a create, not yet sent");

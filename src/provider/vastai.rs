@@ -33,7 +33,7 @@ use self::offer::Buy;
 use super::doors::Doors;
 use super::http::{
     Answer, Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, PROOF_MIN, Recent, Shared,
-    in_time, only, too_many, whole,
+    as_priced, in_time, only, too_many, whole,
 };
 use crate::ambient::crash_point;
 use crate::provider::{
@@ -292,13 +292,15 @@ impl Vastai {
     }
 
     /// Waits for the moment of a create whose turn has come.
-    async fn moment(&self) -> Result<(), Cause> {
+    async fn moment(&self, request: &CreateRequest) -> Result<(), Cause> {
         let clock = &self.settings.clock;
         let began = clock.boottime();
         let most = self.api.above(MOMENT_MAX);
         let wait = self.api.gate(&SENT).reserve_within(most);
         let wait = wait.ok_or_else(too_many)?;
-        in_time(clock.as_ref(), wait, (began, wait)).await
+        let quote = &request.quote;
+        let price = as_priced(quote, self.quote(&quote.id, request.disk));
+        in_time(clock.as_ref(), wait, (began, wait), price).await
     }
 
     /// Creates whose turn has come already wait too, when the provider asks for a pause.
@@ -416,7 +418,7 @@ impl Provider for Vastai {
             Err(cause) => return Outcome::Refused(cause),
         };
         let path = format!("/api/v0/asks/{}/", request.quote.id.ask());
-        if let Err(cause) = self.moment().await {
+        if let Err(cause) = self.moment(&request).await {
             return Outcome::Refused(cause);
         }
         let call = Call {

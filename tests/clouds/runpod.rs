@@ -11,7 +11,9 @@ use stageline::core::topology::SecretRef;
 use stageline::core::unit::MicroDollars;
 use stageline::provider::http::CloudSettings;
 use stageline::provider::runpod::Runpod;
-use stageline::provider::{Boot, CreateRequest, Machine, MachineStatus, Provider, Released};
+use stageline::provider::{
+    Boot, CreateRequest, Machine, MachineStatus, Provider, RegistryLogin, Released,
+};
 use stageline::sim::{Fault, Kind, Running};
 
 use super::desk::{self, Desk};
@@ -504,4 +506,69 @@ fn a_pod_that_tells_no_address_is_reached_by_its_relay() {
     desk.run("destroy --auto-approve").exits(0);
     desk.agrees(0);
     runtime.block_on(relay.stop());
+}
+
+/// Both have had their turns. The first is told to come again later, and prices rise while the second waits for its moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_had_to_wait_is_not_sent_at_a_price_that_rose_meanwhile() {
+    let busy = Fault::of("create-429").text("16").times(1);
+    let cloud = cloud(vec![busy], 2).await;
+    let pods = adapter(&cloud, "k", None);
+    let quotes = quotes(&pods).await;
+    let create =
+        async |quote: &Quote, attempt| match pods.create(request(quote.clone(), attempt)).await {
+            Outcome::Done(_) => None,
+            Outcome::Refused(cause) => Some(cause),
+            Outcome::InDoubt(cause) => panic!("{cause:?}"),
+        };
+    let first = create(&quotes[0], 1).await.expect("it is too soon");
+    assert_eq!(first.class, FailureClass::Rate);
+    cloud.world.lock().price_factor = 1.2;
+    let second = create(&quotes[1], 2).await.expect("it costs more");
+    assert_eq!(
+        second.class,
+        FailureClass::Rate,
+        "it is tried anew, from its price on"
+    );
+    assert!(
+        second.message.contains("when its create was written down"),
+        "{second:?}"
+    );
+    let sent = |cloud: &Running| cloud.world.lock().requests["create"];
+    assert_eq!(sent(&cloud), 1);
+    let now = pods
+        .quote(&quotes[1].id, DISK)
+        .await
+        .expect("seen")
+        .expect("there");
+    assert_eq!(create(&now, 3).await, None);
+    assert_eq!(sent(&cloud), 2);
+    cloud.stop().await;
+}
+
+/// The account is held for half a minute: a login whose turn is that far off is none, and nothing is in doubt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_whose_login_would_have_to_wait_is_refused_and_not_in_doubt() {
+    let busy = Fault::of("create-429").text("60").times(1);
+    let cloud = cloud(vec![busy], 2).await;
+    let pods = adapter(&cloud, "k", None);
+    let mut quotes = quotes(&pods).await;
+    let [first, mut second] = [1, 2].map(|attempt| request(quotes.remove(0), attempt));
+    second.registry = Some(RegistryLogin {
+        server: "registry.example".to_owned(),
+        username: "somebody".to_owned(),
+        password: "pull-me".to_owned().into(),
+    });
+    let began = Instant::now();
+    for request in [first, second] {
+        match pods.create(request).await {
+            Outcome::Refused(cause) => assert_eq!(cause.class, FailureClass::Rate),
+            other @ (Outcome::Done(_) | Outcome::InDoubt(_)) => panic!("{other:?}"),
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(20));
+    let inner = cloud.world.lock();
+    assert_eq!((inner.requests["create"], inner.machines.len()), (1, 0));
+    drop(inner);
+    cloud.stop().await;
 }

@@ -420,3 +420,41 @@ async fn no_request_of_ours_comes_too_soon() {
     assert_eq!(cloud.world.lock().too_soon, 0);
     cloud.stop().await;
 }
+
+/// Both have had their turns. The first is told to come again later, and prices rise while the second waits for its moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_had_to_wait_is_not_sent_at_a_price_that_rose_meanwhile() {
+    let busy = Fault::of("create-429").text("16").times(1);
+    let cloud = cloud(Kind::Vastai, vec![busy], 2, false).await;
+    let vast = adapter(&cloud, "k", None);
+    let quotes = quotes(&vast).await;
+    let create =
+        async |quote: &Quote, attempt| match vast.create(request(quote.clone(), attempt)).await {
+            Outcome::Done(_) => None,
+            Outcome::Refused(cause) => Some(cause),
+            Outcome::InDoubt(cause) => panic!("{cause:?}"),
+        };
+    let first = create(&quotes[0], 1).await.expect("it is too soon");
+    assert_eq!(first.class, FailureClass::Rate);
+    cloud.world.lock().price_factor = 1.2;
+    let second = create(&quotes[1], 2).await.expect("it costs more");
+    assert_eq!(
+        second.class,
+        FailureClass::Rate,
+        "it is tried anew, from its price on"
+    );
+    assert!(
+        second.message.contains("when its create was written down"),
+        "{second:?}"
+    );
+    let sent = |cloud: &Running| cloud.world.lock().requests["create"];
+    assert_eq!(sent(&cloud), 1);
+    let now = vast
+        .quote(&quotes[1].id, DISK)
+        .await
+        .expect("seen")
+        .expect("there");
+    assert_eq!(create(&now, 3).await, None);
+    assert_eq!(sent(&cloud), 2);
+    cloud.stop().await;
+}

@@ -1,27 +1,43 @@
 //! The moment at which a create is sent: its turn came before, and it may have to wait a little more.
 //!
 //! What always holds: the wait is compared with the clock of the boot, which goes on while this computer is suspended. What was written
-//! down too long ago is not sent: whoever looks for its machine may have stopped looking.
+//! down too long ago is not sent: whoever looks for its machine may have stopped looking. Nor is what was waited for so long that its
+//! price may be another one by now, unless the provider still says the same right before.
 
 use std::time::Duration;
 
+use stageline_core::offer::Quote;
 use stageline_core::resource::{Cause, FailureClass};
+use tokio::time::Instant;
 
 use crate::ambient::Clock;
+use crate::provider::Blind;
 
 /// A create may go out by so much later than it was to. The same is granted between its intention and its call.
 const LATE_MAX: Duration = Duration::from_secs(5);
 
-/// Sleeps for the rest of the wait. `began` is when, by the clock of the boot, what may take `most` began.
+/// So much before its moment the price of one that waited is read again: the moment is kept, and the price is of then.
+const PRICE_BEFORE: Duration = Duration::from_secs(2);
+
+/// Sleeps for the rest of the wait. `began` is when, by the clock of the boot, what may take `most` began. One that goes out later than
+/// it may after that is looked at once more, by `price`.
 ///
 /// # Errors
-/// [`Cause`] of a refusal, when more time than that has passed. Nothing was sent.
+/// [`Cause`] of a refusal, when more time than that has passed, or that of `price`. Nothing was sent.
 pub async fn in_time(
     clock: &dyn Clock,
     wait: Duration,
     (began, most): (Duration, Duration),
+    price: impl Future<Output = Result<(), Cause>>,
 ) -> Result<(), Cause> {
-    tokio::time::sleep(wait).await;
+    let moment = Instant::now() + wait;
+    let ahead = wait.min(PRICE_BEFORE);
+    tokio::time::sleep(wait - ahead).await;
+    let passed = clock.boottime().saturating_sub(began);
+    if passed + ahead > LATE_MAX && passed <= most + LATE_MAX {
+        price.await?;
+    }
+    tokio::time::sleep_until(moment).await;
     let passed = clock.boottime().saturating_sub(began);
     if passed <= most + LATE_MAX {
         return Ok(());
@@ -29,6 +45,32 @@ pub async fn in_time(
     let message = format!(
         "{} s passed before the create could be sent, as if this computer had slept; nothing was sent",
         passed.as_secs()
+    );
+    Err(Cause::new(FailureClass::Rate, message))
+}
+
+/// The price of an offer once more, as it is `now`, right before it is taken. What costs more by now, is gone, or cannot be read at once is tried
+/// anew by whoever wants it, from its price on.
+///
+/// # Errors
+/// [`Cause`] of a refusal. Nothing was sent.
+pub async fn as_priced(
+    quote: &Quote,
+    now: impl Future<Output = Result<Option<Quote>, Blind>>,
+) -> Result<(), Cause> {
+    let why = match tokio::time::timeout(LATE_MAX, now).await {
+        Ok(Ok(Some(now))) if now.price_per_hour <= quote.price_per_hour => return Ok(()),
+        Ok(Ok(Some(now))) => format!(
+            "it costs {}/h now, and {}/h when its create was written down",
+            now.price_per_hour, quote.price_per_hour
+        ),
+        Ok(Ok(None)) => "it is gone".to_owned(),
+        Ok(Err(blind)) => format!("it could not be read again: {}", blind.cause.message),
+        Err(_) => format!("it could not be read again within {} s", LATE_MAX.as_secs()),
+    };
+    let message = format!(
+        "offer `{}` had to wait, and {why}; nothing was sent",
+        quote.id
     );
     Err(Cause::new(FailureClass::Rate, message))
 }
@@ -55,10 +97,41 @@ mod tests {
                 tokio::time::sleep(wait / 2).await;
                 clock.advance(wait + Duration::from_secs(slept));
             };
-            let (outcome, ()) = tokio::join!(in_time(&clock, wait, (began, wait)), asleep);
+            let sent_or_not = in_time(&clock, wait, (began, wait), async { Ok(()) });
+            let (outcome, ()) = tokio::join!(sent_or_not, asleep);
             assert_eq!(outcome.is_ok(), sent, "{slept}");
             let refused = outcome.err().map(|cause| cause.class);
             assert!(refused.is_none_or(|class| class == FailureClass::Rate));
+        }
+    }
+
+    /// Its moment is kept, whatever the look at the price takes of the time before it.
+    #[tokio::test(start_paused = true)]
+    async fn a_create_that_waited_for_longer_than_its_price_holds_is_priced_again_before_its_moment()
+     {
+        for (seconds, looked, says) in [(4, 0, true), (20, 1, true), (20, 1, false)] {
+            let clock = FakeClock::manual(Timestamp::UNIX_EPOCH);
+            let (wait, start) = (Duration::from_secs(seconds), Instant::now());
+            let looks = std::cell::Cell::new(0);
+            let price = async {
+                looks.set(looks.get() + 1);
+                assert_eq!(start.elapsed(), wait - PRICE_BEFORE);
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let moved = Cause::new(FailureClass::Rate, "it costs more");
+                if says { Ok(()) } else { Err(moved) }
+            };
+            let passes = async {
+                tokio::time::sleep(wait - PRICE_BEFORE - Duration::from_millis(1)).await;
+                clock.advance(wait - PRICE_BEFORE);
+            };
+            let began = clock.boottime();
+            let waited = async {
+                let outcome = in_time(&clock, wait, (began, wait), price).await;
+                (outcome.is_ok(), start.elapsed())
+            };
+            let ((sent, at), ()) = tokio::join!(waited, passes);
+            assert_eq!((sent, looks.get()), (says, looked), "{seconds} s");
+            assert!(!sent || at == wait, "{at:?}");
         }
     }
 }

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use stageline_core::id::{MachineId, RequestKey};
 use stageline_core::resource::{Cause, Outcome};
 
-use super::{REQUESTS, Runpod, wire};
+use super::{LOGIN_MAX, LOGIN_REMOVED_MAX, REQUESTS, Runpod, wire};
 use crate::ambient::crash_point;
-use crate::provider::http::{Call, Fault};
+use crate::provider::http::{Call, Fault, too_many};
 use crate::provider::leftover::{CREDENTIAL, Kept};
 use crate::provider::{CreateRequest, Machine, Released};
 
@@ -64,9 +64,15 @@ impl Runpod {
             "username": login.username,
             "password": login.password.expose_secret(),
         });
-        tokio::time::sleep(self.api.gate(&REQUESTS).reserve()).await;
+        let limit = self.api.above(LOGIN_MAX);
+        let turn = self.api.gate(&REQUESTS).reserve_within(limit / 2);
+        let turn = turn.ok_or_else(|| Outcome::Refused(too_many()))?;
+        tokio::time::sleep(turn).await;
         crash_point("a credential, not yet made");
-        let call = Call::send(Method::POST, PATH, REQUESTS, body);
+        let call = Call {
+            timeout: limit - turn,
+            ..Call::send(Method::POST, PATH, REQUESTS, body)
+        };
         let answer = self.api.once(call).await;
         self.credentials.forget().await;
         crash_point("a credential, just made");
@@ -107,7 +113,11 @@ impl Runpod {
         let Some(id) = id else {
             return Outcome::Refused(cause);
         };
-        let removed = self.remove(id).await.map(|_| ());
+        let limit = self.api.above(LOGIN_REMOVED_MAX);
+        let removed = match tokio::time::timeout(limit, self.remove(id)).await {
+            Ok(removed) => removed.map(|_| ()),
+            Err(_) => Err(Fault::late("its removal", limit).cause),
+        };
         CREDENTIAL.withdrawn(of.as_str(), cause, removed)
     }
 
