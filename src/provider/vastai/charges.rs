@@ -21,6 +21,9 @@ const PAGE: usize = 500;
 /// Days are the provider's: some are taken beside what is asked for.
 const DAY: i64 = 86_400;
 
+/// Said of a bill with a row that ends in time to come: its end is that of a contract, and not of what was billed.
+const UNFINISHED: &str = "some of the last hours may be missing in it";
+
 /// And a year ahead, since the clock of a simulator runs ahead of ours. Nothing is billed before it is used.
 const AHEAD: i64 = 366 * DAY;
 
@@ -29,7 +32,7 @@ impl Vastai {
     pub(super) async fn charged(&self, since: Timestamp, now: Timestamp) -> Result<Charges, Fault> {
         let days = json!({ "gte": since.as_second() - DAY, "lte": now.as_second() + AHEAD });
         let filters = json!({ "day": days, "type": { "in": ["instance"] } }).to_string();
-        pages(|token| {
+        pages(now, |token| {
             let mut call = Call::get("/api/v0/charges/", CHARGES);
             call.query = vec![
                 ("select_filters", filters.clone()),
@@ -44,6 +47,7 @@ impl Vastai {
 
 /// All rows, or those that come in time.
 async fn pages<'a>(
+    now: Timestamp,
     mut read: impl FnMut(Option<String>) -> BoxFuture<'a, Result<Value, Fault>>,
 ) -> Result<Charges, Fault> {
     let until = Instant::now() + BILL_WITHIN;
@@ -54,7 +58,11 @@ async fn pages<'a>(
             break;
         };
         let body = body?;
-        for row in rows(&body)?.iter().filter_map(charge) {
+        for mut row in rows(&body)?.iter().filter_map(charge) {
+            if row.to > now {
+                row.to = now;
+                all.lacks = Some(UNFINISHED.to_owned());
+            }
             all.add(row);
         }
         read_one = true;
@@ -126,9 +134,27 @@ mod tests {
         assert!(rows(&json!({ "success": false })).is_err());
     }
 
+    fn second(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).expect("a time")
+    }
+
+    #[tokio::test]
+    async fn a_row_that_ends_with_its_contract_is_billed_up_to_now_at_most_and_may_lack_some() {
+        let bill = async |now: i64| {
+            let read = pages(second(now), |_| {
+                let row = json!({ "source": "instance-8", "amount": 0.5, "end": 3000 });
+                Box::pin(async move { Ok(json!({ "results": [row] })) })
+            });
+            let bill = read.await.expect("a bill");
+            (bill.machines[0].to.as_second(), bill.lacks)
+        };
+        assert_eq!(bill(2000).await, (2000, Some(UNFINISHED.to_owned())));
+        assert_eq!(bill(3000).await, (3000, None));
+    }
+
     /// A bill that has another page always, with another instance on it, and takes its time for each.
     async fn endless(each: Duration) -> Result<Charges, Fault> {
-        pages(|token| {
+        pages(second(2000), |token| {
             Box::pin(async move {
                 tokio::time::sleep(each).await;
                 let page: u64 = token.map_or(0, |token| token.parse().expect("a number"));
@@ -167,7 +193,7 @@ mod tests {
     async fn a_page_that_leads_back_is_not_added_up() {
         for (first, again) in [("a", "a"), ("b", "a")] {
             let mut left = 9;
-            let read = pages(|token| {
+            let read = pages(second(2000), |token| {
                 left -= 1;
                 assert!(left > 0, "it is read for ever");
                 Box::pin(async move {
