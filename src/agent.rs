@@ -27,8 +27,10 @@ mod own_end;
 pub mod process;
 mod server;
 mod setup;
+mod shell;
 pub mod spawn;
 mod stages;
+mod terminal;
 mod work;
 
 use std::net::SocketAddr;
@@ -99,6 +101,7 @@ struct Inner {
     exposures: exposures::Exposures,
     work: Arc<work::Work>,
     setup: setup::Setup,
+    shells: shell::Shells,
     /// Those that it keeps by itself; none where it does not end itself.
     limits: Mutex<Option<LeaseLimits>>,
     /// To another relay.
@@ -216,6 +219,7 @@ impl Agent {
     pub async fn shutdown(self) {
         let inner = &self.inner;
         inner.setup.stop();
+        inner.shells.close().await;
         inner.fabric.drain(Drain::All, DRAIN_MAX).await;
         inner.exposures.close_all().await;
         inner.stages.stop_all().await;
@@ -266,6 +270,7 @@ impl Inner {
                 spawner.clone(),
                 Arc::clone(&work),
             ),
+            shells: shell::Shells::new(site.clone(), spawner.clone(), Arc::clone(&work)),
             stages: stages::Stages::new(fabric.clone(), folder.clone(), site, spawner, policy),
             exposures: exposures::Exposures::new(
                 config.lease.clone(),

@@ -3,10 +3,12 @@
 //! Everything here may be repeated: the agent compares what it is told with what it has. One implementation speaks the
 //! control protocol (`client`), one is a simulator for tests (`sim`).
 
+pub mod carry;
 pub mod client;
 pub mod control;
 pub mod fetch;
 pub mod plain;
+pub mod shell;
 pub mod sim;
 pub mod spans;
 

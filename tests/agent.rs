@@ -6,6 +6,8 @@ mod deliver;
 mod leased;
 #[path = "agent/limits.rs"]
 mod limits;
+#[path = "agent/open.rs"]
+mod open;
 #[path = "agent/process.rs"]
 mod process;
 #[path = "agent/relay.rs"]

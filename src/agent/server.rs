@@ -17,16 +17,18 @@ use secrecy::SecretString;
 use stageline_core::id::{Name, Sha256, StageId};
 use stageline_core::resource::StageSpec;
 use stageline_core::unit::Bytes;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::Inner;
-use super::{deliveries, door, output};
+use super::{deliveries, door, output, shell};
+use crate::machine::carry::carry;
 use crate::machine::control::{
     Chunk, DeliveredShare, NOT_THE_OPERATOR, Refusal, Reply, Request, Secret, Span, WORKING_EVERY,
     parse_request, read_frame_bytes, write_frame,
 };
 use crate::machine::plain::Stripper;
+use crate::machine::shell::ShellOrder;
 use crate::machine::spans::Spans;
 use crate::machine::{AgentStatus, LogSource, fetch};
 use crate::pipeline::endpoint::RelayAccess;
@@ -95,8 +97,12 @@ impl ProtocolHandler for Control {
             };
             let agent = Arc::clone(&self.agent);
             tokio::spawn(async move {
-                let _slot = slot;
-                let mut exchange = Exchange { agent, send, recv };
+                let mut exchange = Exchange {
+                    agent,
+                    send,
+                    recv,
+                    slot: Some(slot),
+                };
                 if let Err(error) = exchange.run().await {
                     tracing::debug!(error, "a control stream broke");
                 }
@@ -110,6 +116,8 @@ struct Exchange {
     agent: Arc<Inner>,
     send: SendStream,
     recv: RecvStream,
+    /// Held for as long as this is a request.
+    slot: Option<OwnedSemaphorePermit>,
 }
 
 /// The stream broke: nobody is there to be told.
@@ -150,9 +158,12 @@ impl Exchange {
                 tail,
                 follow,
             }) => self.logs(&source, tail, follow).await?,
+            Ok(Request::Connect { port }) => self.port(port).await?,
+            Ok(Request::Shell(order)) => self.shell(&order).await?,
             Ok(request) => self.work(request).await?,
         }
-        self.send.finish().map_err(broken)?;
+        // Whatever was carried may have ended it.
+        self.send.finish().ok();
         // What was not read of a refused transfer is not waited for.
         self.recv.stop(VarInt::from_u32(0)).ok();
         // Until the other side has it all; it may be gone too.
@@ -191,6 +202,43 @@ impl Exchange {
             Err(_) => Reply::Refused(panicked()),
         };
         self.reply(&reply).await
+    }
+
+    /// Carries a connection to a port of this machine.
+    async fn port(&mut self, port: u16) -> Result<(), Broken> {
+        let connected = match self.agent.shells.room() {
+            Ok(open) => shell::connect(port).await.map(|stream| (open, stream)),
+            Err(refusal) => Err(refusal),
+        };
+        let (open, stream) = match connected {
+            Ok(connected) => connected,
+            Err(refusal) => return self.reply(&Reply::Refused(refusal)).await,
+        };
+        self.reply(&Reply::Done).await?;
+        self.slot = None;
+        carry(stream, &mut self.send, &mut self.recv).await;
+        open.closed();
+        Ok(())
+    }
+
+    /// Carries a shell.
+    async fn shell(&mut self, order: &ShellOrder) -> Result<(), Broken> {
+        let started = match self.agent.shells.room() {
+            Ok(open) => {
+                let shell = self.agent.shells.start(order).await;
+                shell.map(|shell| (open, shell))
+            }
+            Err(refusal) => Err(refusal),
+        };
+        let (open, shell) = match started {
+            Ok(started) => started,
+            Err(refusal) => return self.reply(&Reply::Refused(refusal)).await,
+        };
+        self.reply(&Reply::Done).await?;
+        self.slot = None;
+        shell.carry(&mut self.send, &mut self.recv).await;
+        open.closed();
+        Ok(())
     }
 
     /// Takes a part of a model file.
@@ -311,7 +359,9 @@ const fn delivers(request: &Request) -> bool {
         | Request::Drain { .. }
         | Request::Limit { .. }
         | Request::AtWork
-        | Request::SetUp(_) => false,
+        | Request::SetUp(_)
+        | Request::Connect { .. }
+        | Request::Shell(_) => false,
     }
 }
 
@@ -386,8 +436,11 @@ impl Inner {
                 Ok(Reply::Done)
             }
             Request::SetUp(order) => self.setup.begin(&order).map(|()| Reply::Done),
-            // These two are answered where the stream is.
-            Request::Blob { .. } | Request::Logs { .. } => Err(panicked()),
+            // These are answered where the stream is.
+            Request::Blob { .. }
+            | Request::Logs { .. }
+            | Request::Connect { .. }
+            | Request::Shell(_) => Err(panicked()),
         }
     }
 

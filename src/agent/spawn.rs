@@ -64,6 +64,22 @@ impl Spawner {
         command
     }
 
+    /// What is run for a shell, in front of a terminal or not. None where this system has no terminal for it.
+    pub(super) fn shell(&self, launch: &Launch, in_front: bool) -> Option<Command> {
+        let Some(runner) = &self.runner else {
+            return (!in_front).then(|| self.command(launch));
+        };
+        let mut command = Command::new(runner);
+        command
+            .args(["agent", "run-shell", "--agent"])
+            .arg(std::process::id().to_string());
+        if in_front {
+            command.arg("--terminal");
+        }
+        command.arg("--").arg(&launch.program).args(&launch.args);
+        Some(command)
+    }
+
     /// Starts it from the thread.
     ///
     /// # Errors
@@ -95,6 +111,24 @@ pub fn become_worker(agent: u32, program: &Path, args: &[OsString]) -> Vec<u8> {
     let mut bytes = Vec::new();
     FromWorker::Failed { code, message }.encode_into(&mut bytes);
     bytes
+}
+
+/// Becomes a shell of this agent, in front of the terminal that its input is, if it is to be: the body of `stageline agent run-shell`.
+/// Returns only when that cannot be, with the reason.
+pub fn become_shell(agent: u32, terminal: bool, program: &Path, args: &[OsString]) -> String {
+    let ready = die_with(agent).and_then(|()| if terminal { in_front() } else { Ok(()) });
+    let error = ready.err().unwrap_or_else(|| {
+        use std::os::unix::process::CommandExt as _;
+        std::process::Command::new(program).args(args).exec()
+    });
+    let here = std::env::current_dir().unwrap_or_default();
+    not_started(program, &here, &error)
+}
+
+/// A session of its own, whose terminal is the one that standard input is.
+fn in_front() -> std::io::Result<()> {
+    rustix::process::setsid()?;
+    Ok(rustix::process::ioctl_tiocsctty(std::io::stdin())?)
 }
 
 /// From now on the kernel kills this process when its agent ends. An agent that has ended already is found out.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::console::Console;
 use super::{Exit, Failure, session};
 use crate::agent::boot::Package;
-use crate::agent::spawn::become_worker;
+use crate::agent::spawn::{become_shell, become_worker};
 use crate::agent::{self, AgentOptions};
 use crate::ambient;
 
@@ -48,19 +48,45 @@ enum Part {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Become a shell that ends with its agent
+    #[command(hide = true)]
+    RunShell {
+        /// The agent's process
+        #[arg(long)]
+        agent: u32,
+        /// Standard input is a terminal that it is to be in front of
+        #[arg(long)]
+        terminal: bool,
+        /// The shell
+        program: PathBuf,
+        /// Its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
 }
 
 impl Agent {
     pub fn run(self, console: &Console) -> Result<Exit, Failure> {
-        if let Some(Part::RunWorker {
-            agent,
-            program,
-            args,
-        }) = self.part
-        {
-            let said = become_worker(agent, &program, &args);
-            console.data(&String::from_utf8_lossy(&said))?;
-            return Ok(Exit::User);
+        match self.part {
+            Some(Part::RunWorker {
+                agent,
+                program,
+                args,
+            }) => {
+                let said = become_worker(agent, &program, &args);
+                console.data(&String::from_utf8_lossy(&said))?;
+                return Ok(Exit::User);
+            }
+            Some(Part::RunShell {
+                agent,
+                terminal,
+                program,
+                args,
+            }) => {
+                let why = become_shell(agent, terminal, &program, &args);
+                return Err(Failure::user(why));
+            }
+            None => {}
         }
         let dir = self.dir.unwrap_or_default();
         if self.boot_env {

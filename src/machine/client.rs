@@ -3,11 +3,12 @@
 //! What always holds: an agent that does not answer ([`MachineError::Unreachable`]) is never mistaken for one that refuses
 //! ([`MachineError::Refused`]); nothing waits for ever, since an agent that works says so every two seconds and silence is
 //! the end; one connection is kept per agent, and a lost one is dialled once more, since every request may be repeated.
-//! What an agent says is made safe for a terminal before anybody sees it.
+//! What an agent says is made safe for a terminal before anybody sees it, but for what a shell prints.
 
 mod deliver;
 mod dial;
 mod model;
+mod opened;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ use crate::pipeline::Drain;
 use crate::pipeline::endpoint::RelayAccess;
 use crate::pipeline::keys;
 use crate::pipeline::remote::RemoteInfer;
+pub use opened::{FromStream, Shell, ToStream, Tunnel};
 
 /// An agent that says nothing for so long has stopped working, though its endpoint lives.
 const SILENCE_MAX: Duration = Duration::from_secs(10 * WORKING_EVERY.as_secs());

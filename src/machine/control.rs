@@ -1,9 +1,10 @@
 //! The control protocol between operator and agent: what may be asked, what comes back, and how it is framed.
 //!
 //! One request takes one bidirectional stream: a frame with the request, then any number of frames with replies, the last
-//! of which is not [`Reply::Working`]. A frame is its length (four bytes, little-endian) and that much JSON. Raw bytes
-//! follow in two cases only: chunks of a model behind [`Request::Blob`], and output behind the answer to
-//! [`Request::Logs`]. Every request may be repeated. A frame beyond [`FRAME_MAX`] is refused before it is read.
+//! of which is not [`Reply::Working`]. A frame is its length (four bytes, little-endian) and that much JSON. Other bytes
+//! follow in four cases only: chunks of a model behind [`Request::Blob`]; and behind the answer to [`Request::Logs`] output, to
+//! [`Request::Connect`] what both ends say, to [`Request::Shell`] the pieces of [`super::shell`]. Every request may be repeated,
+//! though a shell runs its command anew. A frame beyond [`FRAME_MAX`] is refused before it is read.
 //!
 //! While an agent works on a request it says so at least every [`WORKING_EVERY`], so that silence means that it is gone
 //! and a long wait does not.
@@ -18,6 +19,7 @@ use stageline_core::resource::{Contact, ExposureSpec, LeaseLimits, PipelineShare
 use stageline_core::unit::{Bytes, Millis};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
+use super::shell::ShellOrder;
 use super::{AgentStatus, Answer, LogSource};
 use crate::pipeline::Drain;
 use crate::pipeline::endpoint::{RelayAccess, RelaySettings};
@@ -43,6 +45,12 @@ pub const WORKING_EVERY: Duration = Duration::from_secs(2);
 
 /// Code by which an agent closes a connection whose key is not its operator's.
 pub const NOT_THE_OPERATOR: u32 = 403;
+
+/// The code by which an agent refuses a request that it does not know.
+pub const UNKNOWN_REQUEST: &str = "unknown-request";
+
+/// The code by which it refuses port 0.
+pub const NO_PORT: &str = "no-port";
 
 /// Bytes `start..end` of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -242,6 +250,13 @@ pub enum Request {
         /// Whether what is written from then on follows.
         follow: bool,
     },
+    /// A connection to a port of the machine. Behind the answer both ends say what they like, and each may end its half.
+    Connect {
+        /// Of the loopback. Nothing has port 0: who asks for it learns whether this request is known.
+        port: u16,
+    },
+    /// A shell, or one command of it, as the agent's own user. Pieces of [`super::shell`] follow both ways.
+    Shell(Box<ShellOrder>),
 }
 
 /// A request with its version.
@@ -413,7 +428,7 @@ pub fn parse_request(body: &[u8]) -> Result<Request, Refusal> {
         Err(error) if error.to_string().starts_with("unknown variant `") => {
             let op = stageline_core::stage_protocol::excerpt(head.op.as_bytes(), 64);
             let message = format!("this agent does not know the request `{op}`");
-            Err(Refusal::new("unknown-request", message).hint(update))
+            Err(Refusal::new(UNKNOWN_REQUEST, message).hint(update))
         }
         Err(error) => Err(bad(error)),
     }

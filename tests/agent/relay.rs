@@ -8,6 +8,7 @@ use stageline::core::id::JournalNumber;
 use stageline::core::resource::{Contact, DeliverySpec, EngineSpec, PipelineSpec, RelaySpec};
 use stageline::core::unit::Millis;
 use stageline::machine::client::{AgentClient, ClientOptions};
+use stageline::machine::shell::{FromShell, ShellOrder};
 use stageline::machine::{Delivery, MachineError, Machines as _, Target};
 use stageline::pipeline::endpoint::{RelayAccess, RelaySettings};
 use stageline::pipeline::keys;
@@ -92,6 +93,25 @@ async fn answers(client: &AgentClient, entry: &Target) {
         answer.ok().filter(|answer| !answer.text.is_empty())
     };
     until("an answer", ask).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shell_goes_by_a_relay_alone() {
+    let relay = Relay::start(&["canary-one"]).await;
+    let world = World::new();
+    let told = access(&relay, "canary-one");
+    let (_agent, target) = agent(&world, 0, &told).await;
+    let order = ShellOrder {
+        command: Some("echo by relay; exit 4".to_owned()),
+        env: BTreeMap::new(),
+        terminal: None,
+    };
+    let operator = client(&world, &[told]);
+    let mut shell = operator.shell(&target, order).await.expect("opened");
+    let said = [shell.from.next().await, shell.from.next().await];
+    let output = FromShell::Output(b"by relay\n".to_vec());
+    assert_eq!(said, [Ok(output), Ok(FromShell::Ended(4))]);
+    assert!(relay.carried() > 0, "nothing went by the relay");
 }
 
 #[tokio::test(flavor = "multi_thread")]
