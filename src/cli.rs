@@ -11,6 +11,7 @@ mod destroy;
 mod drafting;
 mod exit;
 mod fetched;
+mod forward;
 mod graph;
 mod import;
 mod init;
@@ -40,9 +41,11 @@ mod state;
 mod status;
 mod stock;
 mod surgery;
+mod terminal;
 mod unseen;
 mod validate;
 mod watch;
+mod way;
 mod wrap;
 
 use std::ffi::OsString;
@@ -153,7 +156,7 @@ enum Command {
     /// A shell on a leased machine, or one command there
     Ssh(shell::Shell),
     /// Make a TCP port of a leased machine reachable on this computer
-    Forward(shell::Forward),
+    Forward(forward::Forward),
     /// Send one prompt through a pipeline
     Ask(ask::Ask),
     /// The machines we hold, ended ones too
@@ -205,7 +208,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     let console = Console::new(&cli.global);
     match dispatch(cli, &console) {
-        Ok(exit) => exit.into(),
+        Ok(code) => code,
         Err(failure) => {
             console.failure(&failure);
             failure.exit.into()
@@ -213,9 +216,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
+fn dispatch(cli: Cli, console: &Console) -> Result<ExitCode, Failure> {
     let global = &cli.global;
-    match cli.command {
+    let exit = match cli.command {
         Command::Init(command) => command.run(global, console),
         Command::Validate(command) => command.run(global, console),
         Command::Schema(command) => command.run(console),
@@ -228,7 +231,8 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
         Command::Graph(command) => command.run(global, console),
         Command::Status(command) => command.run(global, console),
         Command::Logs(command) => command.run(global, console),
-        Command::Ssh(command) => command.run(global, console),
+        // Its exit status is that of what ran there.
+        Command::Ssh(command) => return command.run(global, console),
         Command::Forward(command) => command.run(global, console),
         Command::Ask(command) => command.run(global, console),
         Command::Leases(command) => command.run(global, console),
@@ -249,7 +253,8 @@ fn dispatch(cli: Cli, console: &Console) -> Result<Exit, Failure> {
             console.data(&version(console.json))?;
             Ok(Exit::Done)
         }
-    }
+    };
+    exit.map(ExitCode::from)
 }
 
 fn version(json: bool) -> String {

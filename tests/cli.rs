@@ -14,6 +14,7 @@ mod pause;
 mod plans;
 mod relay;
 mod secrets;
+mod shell;
 mod signals;
 mod surgery;
 mod watch;

@@ -25,6 +25,7 @@ mod regions;
 mod room;
 mod runpod;
 mod runpod_clients;
+mod shells;
 mod spot;
 mod ssh;
 mod story;

@@ -33,6 +33,7 @@ const LINES: &[&str] = &[
     "leases --json",
     "watch --once -vv --json",
     "orphans -vv --json",
+    "ssh lease.node[0] env",
     "offers -vv --json",
     "state list",
     "state show lease.node[0]",
@@ -66,12 +67,8 @@ const SPARED: &[(&str, &str)] = &[
         "runs all the time: its files, log and arguments are searched",
     ),
     (
-        "ssh",
-        "machines of `local` have none; what it writes is a public key",
-    ),
-    (
         "forward",
-        "machines of `local` have none; it carries bytes and writes nothing",
+        "runs until it is ended; it carries bytes and writes nothing",
     ),
     ("release", "run at the end"),
     ("destroy", "run at the end"),

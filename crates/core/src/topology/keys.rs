@@ -435,8 +435,8 @@ const IDLE_TIMEOUT: Key = Key {
     kind: Kind::Limit,
     need: Need::Default("20m"),
     change: Change::Update,
-    doc: "A machine without work for this long is ended. Requests and tunnels in progress, deliveries and the time right \
-          after it became ready are work; status, logs and probes are not. `never` on a lease that costs money needs \
+    doc: "A machine without work for this long is ended. Requests and tunnels in progress, open shells, deliveries and \
+          the time right after it became ready are work; status, logs and probes are not. `never` on a lease that costs money needs \
           `limits.max_spend`.",
     example: "\"20m\"",
 };

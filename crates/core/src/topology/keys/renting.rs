@@ -119,8 +119,8 @@ pub(super) const LEASE_ENV: Key = Key {
     kind: Kind::Env,
     need: Need::Optional("none"),
     change: ON_ITS_STAGES,
-    doc: "Environment variables of every worker on its machines, under those of the pipeline and of the stage, and of `setup`. \
-          Values are strings; a secret goes into `secrets`.",
+    doc: "Environment variables of every worker on its machines, under those of the pipeline and of the stage, of `setup`, \
+          and of shells that its agent opens. Values are strings; a secret goes into `secrets`.",
     example: "{ RAYON_NUM_THREADS = \"1\" }",
 };
 
