@@ -416,8 +416,8 @@ impl Inner {
                 api_key,
             } => {
                 let key = api_key.map(|Secret(key)| key);
-                let url = self.exposures.expose(&exposure, &spec, &peers, key).await?;
-                Ok(Reply::Url { url })
+                let url = self.exposures.expose(&exposure, &spec, &peers, key).await;
+                url.map(|url| Reply::Url { url })
             }
             Request::Unexpose { exposure } => {
                 progress.set("letting requests end", 0, 0);
@@ -431,10 +431,7 @@ impl Inner {
                 Ok(Reply::Done)
             }
             Request::Limit { limits } => self.keep_within(limits),
-            Request::AtWork => {
-                self.work.begin().succeeded();
-                Ok(Reply::Done)
-            }
+            Request::AtWork => Ok(self.at_work()),
             Request::SetUp(order) => self.setup.begin(&order).map(|()| Reply::Done),
             // These are answered where the stream is.
             Request::Blob { .. }
@@ -442,6 +439,11 @@ impl Inner {
             | Request::Connect { .. }
             | Request::Shell(_) => Err(panicked()),
         }
+    }
+
+    fn at_work(&self) -> Reply {
+        self.work.begin().succeeded();
+        Reply::Done
     }
 
     async fn status(&self) -> AgentStatus {

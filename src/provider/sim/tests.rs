@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use secrecy::SecretBox;
 use stageline_core::id::{Address, Attempt, Generation, JournalNumber, Lineage, OperatorId};
-use stageline_core::offer::Facts;
+use stageline_core::offer::{DiskRange, Facts};
 use stageline_core::resource::{DeliverySpec, EngineSpec, PipelineShare, PipelineSpec, StageSpec};
 use stageline_core::topology::Dtype;
 use stageline_core::unit::{Bytes, Millis, Timestamp};
