@@ -1,6 +1,7 @@
 //! What all clouds with an HTTP API have in common: one client with limits, one gate for each account, one mapping of failures.
 //!
-//! What always holds: a key is sent in a header, to its own host and to nothing else; redirects are not followed; every
+//! What always holds: a key is sent in a header, to its own host and to nothing else; a redirect is
+//! followed by reads alone, and within the provider's own hosts; every
 //! call has a total deadline and every answer a size limit; requests of one account to one endpoint keep their distance, over
 //! everything in this process; reads and releases may be sent again, a create never is. An answer that is not whole JSON of the expected
 //! shape is never taken for "nothing there". It refuses to send a key in clear beyond this computer.
@@ -14,6 +15,7 @@ mod listing;
 mod moment;
 mod place;
 mod recent;
+mod redirect;
 mod start;
 mod stream;
 mod tolerant;

@@ -44,6 +44,9 @@ use crate::ssh::{Login, OwnKey};
 
 const URL: &str = "https://console.vast.ai";
 
+/// How the names of its hosts end: one may lead to another.
+const FAMILY: &str = ".vast.ai";
+
 /// 10 in a minute, from one address. Every other endpoint counts by key.
 const SEARCH: Endpoint = Endpoint {
     name: "search",
@@ -104,7 +107,7 @@ pub struct Vastai {
 impl Vastai {
     /// Nothing is sent before it is asked something.
     pub fn new(settings: CloudSettings) -> Self {
-        let api = Api::new(&settings, URL, wire::told);
+        let api = Api::new(&settings, URL, wire::told).within(FAMILY);
         let doors = Doors::new(settings.means.clone());
         let scaled = |span| api.scaled(span);
         let above = |minutes, floor| api.minutes(minutes, floor);

@@ -10,14 +10,14 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::retry::{Decision, Effect, Failure, Policy, Safety};
-use stageline_core::unit::Millis;
+use stageline_core::unit::{Millis, Timestamp};
 use tokio::time::Instant;
 
 use super::fault::Fault;
 use super::gate::{Endpoint, Gate, gate};
 use super::lines::{Line, Lines};
 use super::place::{Base, clear};
-use super::window::used_up;
+use super::window::{resets_at, used_up};
 use super::{CloudSettings, fingerprint};
 use crate::ambient::random;
 use crate::provider::Blind;
@@ -86,6 +86,8 @@ pub struct Answer {
     pub body: Value,
     /// The pause that was asked for, within bounds.
     pub retry_after: Option<Duration>,
+    /// When what is used up is there again, where that is told; within bounds.
+    pub resets_at: Option<Timestamp>,
 }
 
 /// What an adapter reads out of an answer that is no success.
@@ -109,6 +111,8 @@ pub struct Api {
     account: String,
     dialect: Dialect,
     lines: Lines,
+    /// How the names of the provider's own hosts end, where reads may be led from one to another.
+    pub(super) family: Option<&'static str>,
 }
 
 impl std::fmt::Debug for Api {
@@ -132,7 +136,15 @@ impl Api {
             account,
             dialect,
             lines: Lines::default(),
+            family: None,
         }
+    }
+
+    /// Reads may be led from one host to another whose name ends so.
+    #[must_use]
+    pub fn within(mut self, family: &'static str) -> Self {
+        self.family = Some(family);
+        self
     }
 
     /// Where it is.
@@ -225,7 +237,7 @@ impl Api {
 
     async fn one(&self, client: &Line, call: &Call, gate: &Gate) -> Result<Answer, Fault> {
         let request = self.request_by(client, call).map_err(Fault::before)?;
-        let answer = self.exchange(request, call, gate);
+        let answer = self.exchange(client, request, call, gate);
         match tokio::time::timeout(call.timeout, answer).await {
             Ok(answer) => self.judged(call, gate, answer?),
             Err(_) => {
@@ -313,8 +325,27 @@ impl Api {
         call: &Call,
     ) -> Result<reqwest::RequestBuilder, Cause> {
         let base = self.base()?;
-        let key = self.key.as_ref().map_err(Clone::clone)?;
         let config = |message: String| Cause::new(FailureClass::Config, message);
+        let mut url = reqwest::Url::parse(&format!("{}{}", base.url, call.path))
+            .map_err(|error| config(format!("no URL can be made: {error}")))?;
+        if !call.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(
+                call.query
+                    .iter()
+                    .map(|(name, value)| (*name, value.as_str())),
+            );
+        }
+        self.keyed(client, call, url)
+    }
+
+    /// The same to a place that was checked.
+    pub(super) fn keyed(
+        &self,
+        client: &Line,
+        call: &Call,
+        url: reqwest::Url,
+    ) -> Result<reqwest::RequestBuilder, Cause> {
+        let key = self.key.as_ref().map_err(Clone::clone)?;
         let mut bearer = HeaderValue::from_str(&format!("Bearer {}", key.expose_secret()))
             .map_err(|_| {
                 Cause::new(
@@ -327,15 +358,6 @@ impl Api {
             })?;
         bearer.set_sensitive(true);
         let client = client.as_ref().map_err(Clone::clone)?;
-        let mut url = reqwest::Url::parse(&format!("{}{}", base.url, call.path))
-            .map_err(|error| config(format!("no URL can be made: {error}")))?;
-        if !call.query.is_empty() {
-            url.query_pairs_mut().extend_pairs(
-                call.query
-                    .iter()
-                    .map(|(name, value)| (*name, value.as_str())),
-            );
-        }
         let request = client
             .request(call.method.clone(), url)
             .header(AUTHORIZATION, bearer);
@@ -347,12 +369,14 @@ impl Api {
 
     async fn exchange(
         &self,
+        client: &Line,
         request: reqwest::RequestBuilder,
         call: &Call,
         gate: &Gate,
     ) -> Result<Answer, Fault> {
         let response = request.send().await;
         let response = response.map_err(|error| self.unsent(call, &error))?;
+        let response = self.led(client, call, response).await?;
         self.answer(response, call, gate).await
     }
 
@@ -376,6 +400,7 @@ impl Api {
         }
         let status = response.status().as_u16();
         let retry_after = retry_after(response.headers());
+        let resets_at = resets_at(response.headers());
         let mut text = Vec::new();
         let mut pieces = response.bytes_stream();
         while let Some(piece) = pieces.next().await {
@@ -395,12 +420,14 @@ impl Api {
                 status,
                 body,
                 retry_after,
+                resets_at,
             }),
             // "Done", and not a word more.
             None if status == 204 && text.is_empty() => Ok(Answer {
                 status,
                 body: serde_json::json!({}),
                 retry_after,
+                resets_at,
             }),
             // Many a 429 is plain text, and says all there is to say.
             Some(_) | None if status == 429 => {
@@ -409,6 +436,7 @@ impl Api {
                     status,
                     body: serde_json::json!({ "msg": words }),
                     retry_after,
+                    resets_at,
                 })
             }
             Some(_) | None => Err(self.foreign(call, status, &text, retry_after)),

@@ -160,6 +160,56 @@ async fn one_call_is_sent_once_and_says_what_it_may_have_done() {
     }
 }
 
+/// So many requests are sent, and whether there is an answer in the end.
+#[tokio::test]
+async fn a_read_is_led_on_within_its_own_hosts_and_nothing_else_is() {
+    let led = |place: &str| answer("307 x", &format!("location: {place}\r\n"), "");
+    let there = || answer("200 x", "", "{\"a\": 1}");
+    let call = Call::get("/things", ENDPOINT);
+    let put = Call::send(reqwest::Method::PUT, "/things", ENDPOINT, json!({}));
+    let cases = [
+        (&call, vec![led("/others?b=c"), there()], 2, true),
+        (
+            &call,
+            vec![led("/1"), led("/2"), led("/3"), led("/4"), there()],
+            4,
+            false,
+        ),
+        (
+            &call,
+            vec![led("http://127.0.0.1:1/others"), there()],
+            1,
+            false,
+        ),
+        (
+            &call,
+            vec![led("https://console.vast.ai/others"), there()],
+            1,
+            false,
+        ),
+        (&put, vec![led("/others"), there()], 1, false),
+    ];
+    for (index, (call, answers, sent, answered)) in cases.into_iter().enumerate() {
+        let (url, seen) = server(answers).await;
+        let api = api(&url).within(".vast.ai");
+        let outcome = api.once(call.clone()).await;
+        assert_eq!(outcome.is_ok(), answered, "{index}: {outcome:?}");
+        let seen = seen.lock().expect("no panic").clone();
+        assert_eq!(seen.len(), sent, "{index}");
+        assert!(seen.iter().all(|request| request.contains(KEY)), "{index}");
+        assert!(
+            index > 0 || seen[1].starts_with("GET /others?b=c "),
+            "{seen:?}"
+        );
+    }
+    let (url, seen) = server(vec![led("/others"), there()]).await;
+    assert!(
+        api(&url).once(call).await.is_err(),
+        "no provider that says so"
+    );
+    assert_eq!(seen.lock().expect("no panic").len(), 1);
+}
+
 #[tokio::test]
 async fn what_never_left_did_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -254,6 +254,7 @@ fn answer(status: u16, body: Value) -> Answer {
         status,
         body,
         retry_after: None,
+        resets_at: None,
     }
 }
 

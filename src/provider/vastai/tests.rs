@@ -169,6 +169,7 @@ fn answer(status: u16, body: Value) -> Answer {
         status,
         body,
         retry_after: None,
+        resets_at: None,
     }
 }
 

@@ -63,9 +63,12 @@ pub(super) fn told(answer: &Answer) -> Option<Told> {
         (false, 200..300) => format!("it says no: {all}"),
         (false, status) => format!("status {status}: {all}"),
     };
+    let class = class(answer.status, &all.to_lowercase());
+    let until = answer.resets_at.filter(|_| class == FailureClass::Quota);
+    let until = until.map(|at| format!(", until {at:.0}"));
     Some(Told {
-        class: class(answer.status, &all.to_lowercase()),
-        message,
+        class,
+        message: format!("{message}{}", until.unwrap_or_default()),
     })
 }
 
