@@ -66,6 +66,9 @@ enum Said {
     Bill {
         machines: usize,
         amount: MicroDollars,
+        /// So much of it for traffic, where that is told apart and is not nothing.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        traffic: Option<MicroDollars>,
         /// Up to when; none where nothing is billed yet.
         to: Option<Timestamp>,
         /// Not billed yet, by prices and times.
@@ -166,6 +169,7 @@ fn billed((provider, answer): (Name, Answer)) -> Billed {
             let said = Said::Bill {
                 machines: bill.machines,
                 amount: bill.amount,
+                traffic: Some(bill.traffic).filter(|traffic| traffic.0 > 0),
                 to: bill.to,
                 estimated: bill.estimated,
             };
@@ -202,13 +206,17 @@ impl std::fmt::Display for Billed {
             Said::Bill {
                 machines,
                 amount,
+                traffic,
                 to: Some(to),
                 estimated,
             } => {
                 let s = if *machines == 1 { "" } else { "s" };
+                let traffic = traffic
+                    .map(|traffic| format!(" ({} of it for traffic)", Spent::exactly(traffic)));
+                let traffic = traffic.unwrap_or_default();
                 write!(
                     f,
-                    "billed by provider `{provider}` itself: {} for {machines} machine{s}, up to {to:.0}; estimated since: {}",
+                    "billed by provider `{provider}` itself: {} for {machines} machine{s}{traffic}, up to {to:.0}; estimated since: {}",
                     Spent::exactly(*amount),
                     Spent::exactly(*estimated)
                 )?;

@@ -27,6 +27,8 @@ pub struct Bill {
     pub machines: usize,
     /// So much.
     pub amount: MicroDollars,
+    /// So much of it for traffic, as far as that is told apart.
+    pub traffic: MicroDollars,
     /// Up to when at least, of each of them.
     pub to: Option<Timestamp>,
     /// Not billed yet, by prices and times.
@@ -121,6 +123,7 @@ fn sum(machines: &BTreeMap<MachineId, Span>, charged: &[Charged], now: Timestamp
     let mut bill = Bill {
         machines: 0,
         amount: MicroDollars::ZERO,
+        traffic: MicroDollars::ZERO,
         to: None,
         estimated: MicroDollars::ZERO,
         lacks: Vec::new(),
@@ -131,6 +134,7 @@ fn sum(machines: &BTreeMap<MachineId, Span>, charged: &[Charged], now: Timestamp
         if let Some(own) = own {
             bill.machines += 1;
             bill.amount = bill.amount.saturating_add(own.amount);
+            bill.traffic = bill.traffic.saturating_add(own.traffic);
             bill.to = Some(bill.to.unwrap_or(now).min(own.to));
         }
         let billed_to = own.map_or(span.from, |own| own.to);
@@ -168,6 +172,7 @@ mod tests {
         let charged = |machine, amount, to| Charged {
             machine: id(machine),
             amount: MicroDollars(amount),
+            traffic: MicroDollars(amount / 10),
             to: at(to),
         };
         let told = [
@@ -178,6 +183,7 @@ mod tests {
         ];
         let bill = sum(&machines, &told, at(100));
         assert_eq!((bill.machines, bill.amount), (3, MicroDollars(140_000)));
+        assert_eq!(bill.traffic, MicroDollars(14_000), "nobody else's");
         // 30 s of the one that runs, 30 s of the late one, all of the new one; a second costs a thousandth of a dollar.
         assert_eq!(bill.estimated, MicroDollars(160_000));
         assert_eq!(bill.to, Some(at(20)));

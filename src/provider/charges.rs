@@ -24,6 +24,8 @@ pub struct Charged {
     pub machine: MachineId,
     /// All in.
     pub amount: MicroDollars,
+    /// So much of it for traffic, as far as that is told apart.
+    pub traffic: MicroDollars,
     /// Until when, by the provider's clock.
     pub to: Timestamp,
 }
@@ -35,6 +37,7 @@ impl Charges {
         match machines.find(|one| one.machine == row.machine) {
             Some(one) => {
                 one.amount = one.amount.saturating_add(row.amount);
+                one.traffic = one.traffic.saturating_add(row.traffic);
                 one.to = one.to.max(row.to);
             }
             None => self.machines.push(row),

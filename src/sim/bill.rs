@@ -17,6 +17,8 @@ pub struct Meter {
     pub disk_gib: u64,
     /// For a GiB and a month, whether it runs or not.
     pub disk_month: MicroDollars,
+    /// Of its traffic in all, once it runs.
+    pub traffic: MicroDollars,
     running_ms: u64,
     there_ms: u64,
     /// What an hour cost before, up to how much of its running: each bucket of a bill is counted from the beginning again.
@@ -33,6 +35,7 @@ impl Meter {
             running_per_hour,
             disk_gib,
             disk_month,
+            traffic: MicroDollars::ZERO,
             running_ms: 0,
             there_ms: 0,
             before: Vec::new(),
@@ -69,7 +72,25 @@ impl Meter {
         let disk =
             u128::from(self.disk_month.0) * u128::from(self.disk_gib) * u128::from(self.there_ms);
         let sum = (running + disk + HOUR * MONTH / 2) / (HOUR * MONTH);
-        MicroDollars(u64::try_from(sum).unwrap_or(u64::MAX))
+        let sum = MicroDollars(u64::try_from(sum).unwrap_or(u64::MAX));
+        sum.saturating_add(self.traffic_so_far())
+    }
+
+    fn traffic_so_far(&self) -> MicroDollars {
+        match self.running_ms {
+            0 => MicroDollars::ZERO,
+            _ => self.traffic,
+        }
+    }
+
+    /// The same by what it was for: running, disk, traffic.
+    pub fn parts(&self) -> [MicroDollars; 3] {
+        let running = (self.running() + HOUR / 2) / HOUR;
+        let running = u64::try_from(running).unwrap_or(u64::MAX);
+        let traffic = self.traffic_so_far();
+        let rest = self.total().0.saturating_sub(traffic.0);
+        let running = running.min(rest);
+        [MicroDollars(running), MicroDollars(rest - running), traffic]
     }
 
     /// What an hour of it costs, all in, rounded up.
@@ -96,6 +117,11 @@ mod tests {
         meter.set(5_400_000, 5_400_000);
         assert_eq!(meter.total(), MicroDollars(812_500));
         assert_eq!(meter.per_hour(), MicroDollars(808_334));
+        // Traffic is beside both.
+        meter.traffic = MicroDollars(250_000);
+        assert_eq!(meter.total(), MicroDollars(1_062_500));
+        assert_eq!(meter.parts(), [800_000, 12_500, 250_000].map(MicroDollars));
+        meter.traffic = MicroDollars::ZERO;
         // What it had cost before is told by the price of then.
         for (running, there, total) in [
             (1_800_000, 2_700_000, 206_250),

@@ -127,6 +127,10 @@ pub const KNOBS: &[(&str, &str)] = &[
         "price-asked",
         "a running machine's host asks for `factor` as much after `seconds`, and waits for an answer",
     ),
+    (
+        "traffic",
+        "a machine that runs is billed 25 cents for traffic, beside its time and its disk",
+    ),
     ("quota", "the account may have no more machines"),
     ("money", "the account has no credit"),
     ("capacity", "there is none left"),

@@ -25,6 +25,7 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
     ),
     ("bid-stays", "there are no bids"),
     ("price-asked", "prices are the provider's, who asks nobody"),
+    ("traffic", "traffic costs nothing there"),
     ("rate-429-daily", "no request is counted by the day"),
     ("no-own-key", "no machine there is handed a key of its own"),
     (

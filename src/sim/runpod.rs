@@ -33,6 +33,7 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
     ),
     ("bid-stays", "there are no bids"),
     ("price-asked", "prices are the provider's, who asks nobody"),
+    ("traffic", "traffic costs nothing there"),
     (
         "list-page-lost",
         "its list of pods is one answer, without pages",

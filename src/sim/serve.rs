@@ -8,8 +8,11 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Method, Response, StatusCode, Uri};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
+use super::Kind;
 use super::admin;
 use super::world::World;
 
@@ -117,8 +120,11 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response<Body> {
-    let request = request(method, &uri, &headers, &body);
     let world = &shared.world;
+    let request = Request {
+        account: key(&headers, world.kind == Kind::Lambda),
+        ..request(method, &uri, &headers, &body)
+    };
     if request.path.starts_with("/_sim") {
         return send(admin::answer(world, &request)).await;
     }
@@ -163,9 +169,22 @@ fn date(epoch: f64) -> String {
     date.unwrap_or_default()
 }
 
+/// The key of a request, by itself or, where that is taken, as a user without a password.
+fn key(headers: &HeaderMap, as_user: bool) -> Option<String> {
+    let value = headers.get("authorization")?.to_str().ok()?;
+    let key = match value.strip_prefix("Bearer ") {
+        Some(key) => key.trim().to_owned(),
+        None => {
+            let pair = value.strip_prefix("Basic ").filter(|_| as_user)?;
+            let pair = String::from_utf8(STANDARD.decode(pair.trim()).ok()?).ok()?;
+            pair.strip_suffix(':')?.to_owned()
+        }
+    };
+    (!key.is_empty()).then_some(key)
+}
+
 fn request(method: Method, uri: &Uri, headers: &HeaderMap, body: &Bytes) -> Request {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let key = text("authorization").and_then(|value| value.strip_prefix("Bearer "));
     let pairs = reqwest::Url::parse(&format!("http://sim{uri}")).ok();
     let query = pairs.iter().flat_map(reqwest::Url::query_pairs);
     let cut = &body[..body.len().min(BODY_MAX)];
@@ -176,10 +195,7 @@ fn request(method: Method, uri: &Uri, headers: &HeaderMap, body: &Bytes) -> Requ
             .map(|(name, value)| (name.into_owned(), value.into_owned()))
             .collect(),
         body: serde_json::from_slice(cut).unwrap_or(Value::Null),
-        account: key
-            .map(str::trim)
-            .filter(|key| !key.is_empty())
-            .map(str::to_owned),
+        account: None,
         host: text("host").unwrap_or("127.0.0.1").to_owned(),
     }
 }

@@ -30,15 +30,22 @@ pub(super) const CANNOT: &[(&str, &str)] = &[
 ];
 
 /// Least milliseconds between two requests, and how many may come at once.
-const LIMITS: [(&str, u64, usize); 7] = [
+const LIMITS: [(&str, u64, usize); 8] = [
     ("search", 6_000, 10),
     ("create", 4_500, 1),
     ("destroy", 3_000, 1),
     ("show", 2_000, 1),
     ("list", 1_000, 1),
     ("change", 1_000, 1),
+    ("bid", 5_500, 1),
     ("other", 0, 1),
 ];
+
+/// Searches are counted by the day, in seconds.
+const DAY: f64 = 86_400.0;
+
+/// Milliseconds that a create has to wait for which came too soon.
+const TOO_SOON: u64 = 12_000;
 
 /// A refusal in the API's shape.
 fn no(status: u16, error: &str, words: &str) -> Reply {
@@ -62,6 +69,7 @@ fn endpoint(method: &Method, path: &str) -> &'static str {
         ("DELETE", [.., "instances", _] | [.., "instances"]) => "destroy",
         ("GET", [_, "v1", "instances"] | [_, "v0", "instances"]) => "list",
         (_, [.., "instances", part]) if part.contains("price-increase") => "other",
+        ("PUT", [.., "instances", "bid_price", _]) => "bid",
         ("GET", [.., "instances", _]) => "show",
         ("PUT", [.., "instances", _]) => "change",
         _ => "other",
@@ -120,7 +128,11 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
         _ => account,
     };
     let too_many = "API requests too frequent endpoint threshold=3.0";
-    if !world.passes(account, endpoint, every, burst) || fires("rate-429-plain").is_some() {
+    let passes = world.passes(account, endpoint, every, burst);
+    if !passes && endpoint == "create" {
+        world.punish(account, endpoint, (every, TOO_SOON));
+    }
+    if !passes || fires("rate-429-plain").is_some() {
         return Some(Reply::text(429, "text/plain", too_many));
     }
     if endpoint == "create"
@@ -139,7 +151,8 @@ fn limited(world: &World, account: &str, endpoint: &'static str) -> Option<Reply
             "search_quota_exceeded",
             "daily search quota is used up",
         );
-        return Some(reply.header("x-ratelimit-reset", "1790035200"));
+        let midnight = (world.clock.epoch(world.clock.now()) / DAY).floor() * DAY + DAY;
+        return Some(reply.header("x-ratelimit-reset", format!("{midnight:.0}")));
     }
     None
 }
@@ -170,8 +183,11 @@ fn route(world: &World, request: &Request, account: &str, path: &str) -> Reply {
             increases::decide(world, account, &request.body, false)
         }
         ("PUT", ["v0", "instances", "reboot", id]) => instances::reboot(world, account, id),
-        ("PUT", ["v0", "instances", "recycle" | "bid_price", _]) => {
-            yes(&json!({ "success": true }))
+        ("PUT", ["v0", "instances", "bid_price", id]) => {
+            instances::rebid(world, account, id, &request.body)
+        }
+        ("PUT", ["v0", "instances", "recycle", _]) => {
+            no(501, "not_implemented", "recycling is not played here")
         }
         ("PUT", ["v0", "instances", id]) => instances::change(world, account, id, &request.body),
         ("GET", ["v0", "charges"]) => instances::charges(world, account, &request.query),

@@ -158,6 +158,16 @@ impl World {
         passes
     }
 
+    /// Whoever came too soon waits for so many milliseconds from now on.
+    pub fn punish(&self, account: &str, endpoint: &'static str, (every, most): (u64, u64)) {
+        let until = self.clock.now() + most.saturating_sub(every);
+        if self.clock.speed() <= PACED_SPEED_MAX {
+            let mut inner = self.lock();
+            let recent = inner.recent.entry((account.to_owned(), endpoint));
+            recent.or_default().push(until);
+        }
+    }
+
     /// How many more requests may come now, and in how many seconds there is room for one more than that.
     pub fn left(
         &self,
@@ -247,6 +257,14 @@ impl World {
         (facts, found)
     }
 
+    fn meter(&self, offer: &Offer, disk_gib: u64) -> Meter {
+        let mut meter = Meter::new(offer.price, disk_gib, offer.disk_month);
+        if self.faults.fires("traffic").is_some() {
+            meter.traffic = TRAFFIC;
+        }
+        meter
+    }
+
     fn machine(&self, id: u64, now: u64, offer: Offer, wish: Wish) -> Machine {
         let fires = |knob: &str| self.faults.fires(knob);
         let after =
@@ -257,7 +275,7 @@ impl World {
         let course = self.course(wish.denied);
         let disk = Bytes(wish.disk_gib << 30);
         let (facts, found) = self.is_and_is_found(&offer);
-        let meter = Meter::new(offer.price, wish.disk_gib, offer.disk_month);
+        let meter = self.meter(&offer, wish.disk_gib);
         let price_later = fires("price-later").map(|fault| {
             let price = dearer(offer.price, fault.factor.unwrap_or(1.1));
             (runs + fault.millis(600), price)
@@ -454,6 +472,9 @@ impl World {
         self.booter.end();
     }
 }
+
+/// What a machine's traffic costs, where it is billed.
+const TRAFFIC: MicroDollars = MicroDollars(250_000);
 
 /// A driver that is older than any that is sold.
 const OLD_DRIVER: &str = "390.25";

@@ -53,6 +53,22 @@ fn what_a_provider_billed_is_told_and_what_is_an_estimate() {
 }
 
 #[test]
+fn what_was_billed_for_traffic_is_told_apart() {
+    let desk = Desk::of(Kind::Vastai, vec![Fault::of("traffic")], SPEED, 1);
+    desk.run("apply --auto-approve").exits(0);
+    desk.run("status")
+        .exits(0)
+        .says("for 1 machine ($0.25 of it for traffic), up to")
+        .says("traffic, which is billed too, is in no estimate");
+    let document = desk.run("status --json").document();
+    assert_eq!(document["billed"][0]["traffic"], json!(250_000));
+    desk.run("destroy --auto-approve")
+        .exits(0)
+        .says(&bill(&desk))
+        .says("($0.25 of it for traffic)");
+}
+
+#[test]
 fn a_provider_without_such_a_call_is_not_said_to_have_billed() {
     let desk = Desk::of(Kind::Lambda, vec![], SPEED, 1);
     desk.run("apply --auto-approve").exits(0);

@@ -561,3 +561,25 @@ fn a_new_key_of_the_account_goes_on_and_another_accounts_does_not() {
         .says("0 left at providers");
     desk.agrees(0);
 }
+
+/// A key is also taken as a user without a password, as the provider takes it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_may_be_a_user_without_a_password() {
+    for (kind, password, status) in [
+        (Kind::Lambda, "", 200),
+        (Kind::Lambda, "x", 401),
+        (Kind::Runpod, "", 401),
+    ] {
+        let cloud = super::desk::cloud(kind, vec![], 600, false).await;
+        let path = match kind {
+            Kind::Lambda => "api/v1/instances",
+            Kind::Runpod | Kind::Vastai => "v2/pods",
+        };
+        let url = format!("http://{}/{path}", cloud.address);
+        let asked = reqwest::Client::new().get(url);
+        let asked = asked.basic_auth("key", Some(password)).send();
+        let answer = asked.await.expect("an answer");
+        assert_eq!(answer.status().as_u16(), status, "{kind:?} {password}");
+        cloud.stop().await;
+    }
+}

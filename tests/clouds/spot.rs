@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use stageline::core::unit::MicroDollars;
 use stageline::sim::{Fault, Kind};
 
 use super::desk::{Desk, SPEED};
+use super::mounts::ask;
 
 /// Machines that are bid for on these terms.
 fn desk(spot: &str, faults: Vec<Fault>, count: u32) -> Desk {
@@ -293,4 +294,50 @@ fn a_bid_that_nobody_takes_is_told_with_how_near_it_comes() {
         .says("plan/no-offer")
         .says("a bid of $0.01/h (it takes $");
     assert_eq!(made(&desk), 0);
+}
+
+/// Somebody bids more for it at the console, and less again.
+#[test]
+fn a_machine_that_was_taken_away_runs_again_once_it_is_bid_enough_for() {
+    let desk = desk("true", vec![], 1);
+    desk.run("apply --auto-approve").exits(0);
+    outbid(&desk);
+    let number = || *desk.cloud.world.lock().machines.keys().next().expect("one");
+    let bid = |price: f64| {
+        let path = format!("/api/v0/instances/bid_price/{}/", number());
+        let body = json!({ "client_id": "me", "price": price });
+        ask(&desk, "PUT", &path, &body).0
+    };
+    let stands = |still: bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let is = || {
+            let inner = desk.cloud.world.lock();
+            let machine = inner.machines.values().next().expect("one");
+            machine.stopped_from.is_some()
+        };
+        while is() != still {
+            assert!(Instant::now() < deadline, "it does not come to that");
+            #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    assert_eq!(bid(64.0), 400, "more than may be bid");
+    stands(true);
+    assert_eq!(bid(9.0), 200);
+    stands(false);
+    {
+        let inner = desk.cloud.world.lock();
+        let machine = inner.machines.values().next().expect("one");
+        assert_eq!(machine.meter.running_per_hour, MicroDollars(9_000_000));
+    }
+    assert_eq!(bid(0.001), 200);
+    stands(true);
+    let path = format!("/api/v0/instances/recycle/{}/", number());
+    assert_eq!(
+        ask(&desk, "PUT", &path, &json!({})).0,
+        501,
+        "it is not played"
+    );
+    desk.run("destroy --auto-approve").exits(0);
+    assert!(desk.there().is_empty());
 }

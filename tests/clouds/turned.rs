@@ -169,6 +169,10 @@ const ROWS: &[Row] = &[
         "price-later",
         all("knobs::a_price_that_rises_later_is_noticed_and_counted"),
     ),
+    (
+        "traffic",
+        ["bill::what_was_billed_for_traffic_is_told_apart", "", ""],
+    ),
     ("quota", CREATES),
     (
         "no-own-key",

@@ -357,6 +357,12 @@ async fn a_search_that_is_used_up_for_the_day_is_not_asked_for_again() {
         blind.cause.message.contains("daily search quota"),
         "{blind:?}"
     );
+    let (_, until) = blind
+        .cause
+        .message
+        .split_once(", until ")
+        .expect("it is told");
+    assert!(until.ends_with("T00:00:00Z"), "{blind:?}");
     assert_eq!(cloud.world.lock().requests["search"], 1);
     cloud.stop().await;
 }

@@ -57,6 +57,7 @@ fn charge(record: &Value) -> Option<Charged> {
     Some(Charged {
         machine: text("podId")?.parse().ok()?,
         amount: money(amount).unwrap_or(MicroDollars::ZERO),
+        traffic: MicroDollars::ZERO,
         to: text("endTime")?.parse().ok()?,
     })
 }

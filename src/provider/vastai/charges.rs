@@ -105,8 +105,20 @@ fn charge(row: &Value) -> Option<Charged> {
     Some(Charged {
         machine,
         amount: money(amount).unwrap_or(MicroDollars::ZERO),
+        traffic: traffic(row),
         to,
     })
+}
+
+/// What of a row is for traffic: down and up, each an item of its own.
+fn traffic(row: &Value) -> MicroDollars {
+    let items = row.get("items").and_then(Value::as_array);
+    let items = items.into_iter().flatten().filter(|item| {
+        let kind = item.get("type").and_then(Value::as_str);
+        matches!(kind, Some("bwd" | "bwu"))
+    });
+    let amounts = items.filter_map(|item| money(number(item, "amount")?));
+    amounts.fold(MicroDollars::ZERO, MicroDollars::saturating_add)
 }
 
 #[cfg(test)]
@@ -127,6 +139,12 @@ mod tests {
         assert_eq!(all[0].amount, MicroDollars(875_000));
         assert_eq!(all[0].to.as_second(), 3000);
         assert_eq!(row("volume-8", 1.0, 1.0), None);
+        let items = json!([
+            { "type": "gpu", "amount": 0.5 }, { "type": "bwd", "amount": 0.25 },
+            { "type": "bwu", "amount": "0.125" }, { "type": "bwu" }, 7,
+        ]);
+        let row = json!({ "source": "instance-8", "amount": 1, "end": 9, "items": items });
+        assert_eq!(charge(&row).expect("a row").traffic, MicroDollars(375_000));
         assert_eq!(
             charge(&json!({ "source": "instance-8", "amount": 1 })),
             None

@@ -86,7 +86,7 @@ pub(super) fn create(world: &World, account: &str, id: &str, body: &Value) -> Re
 }
 
 /// What is bid; none is on demand.
-fn bid(body: &Value) -> Result<Option<MicroDollars>, Reply> {
+pub(super) fn bid(body: &Value) -> Result<Option<MicroDollars>, Reply> {
     let price = match body.get("price") {
         None | Some(Value::Null) => return Ok(None),
         Some(price) => price

@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use stageline_core::unit::MicroDollars;
 
 use super::super::machine::{Machine, Stand};
 use super::super::registry;
 use super::super::serve::{Reply, Request};
 use super::super::world::World;
 use super::offers::{claim, merge};
-use super::{dollars, no, yes};
+use super::{create, dollars, no, yes};
 
 /// The most of a page.
 const PAGE: usize = 25;
+
+/// The highest bid that a machine can be given later.
+const BID_MAX: MicroDollars = MicroDollars(32_000_000);
 
 /// The port of agents in their containers.
 const AGENT_PORT: &str = "41641/udp";
@@ -276,6 +280,38 @@ pub(super) fn change(world: &World, account: &str, id: &str, body: &Value) -> Re
     }
 }
 
+/// Another bid: one that is high enough has it run, also when it stood still; one that is too low does not.
+pub(super) fn rebid(world: &World, account: &str, id: &str, body: &Value) -> Reply {
+    let bid = match create::bid(body) {
+        Ok(Some(bid)) if bid <= BID_MAX => bid,
+        Ok(_) => return no(400, "invalid_price", "Invalid price"),
+        Err(reply) => return reply,
+    };
+    let least = |id: u64| {
+        let inner = world.lock();
+        let offer = &inner.machines.get(&id)?.offer.id;
+        Some(inner.offers.get(offer)?.least_bid(inner.price_factor))
+    };
+    let least = id.parse().ok().and_then(least);
+    let changed = with(world, account, id, |machine, now| {
+        let before = machine.bid?;
+        machine.count(now);
+        machine.bid = Some(bid);
+        machine.later = Some((now, bid));
+        machine.count(now);
+        let outbid = least.is_some_and(|least| before < least && bid >= least);
+        if outbid && machine.stopped_from.is_some_and(|from| from <= now) {
+            machine.start(now);
+        }
+        Some(())
+    });
+    match changed {
+        Some(Some(())) => yes(&json!({ "success": true })),
+        Some(None) => no(400, "invalid_args", "it is not rented for a bid"),
+        None => no(404, "no_such_instance", &format!("no such instance {id}")),
+    }
+}
+
 /// Its container stops and starts; what it runs at each start is run again.
 pub(super) fn reboot(world: &World, account: &str, id: &str) -> Reply {
     let restarted = with(world, account, id, |machine, _| {
@@ -344,10 +380,15 @@ pub(super) fn charges(world: &World, account: &str, query: &BTreeMap<String, Str
         .map(|machine| {
             machine.count(now);
             let end = machine.gone_from.map_or(now, |gone| gone.min(now));
+            let items = ["gpu", "disk", "bwd"].into_iter().zip(machine.meter.parts());
+            let items = items.filter(|(_, amount)| amount.0 > 0);
+            let items: Vec<Value> = items
+                .map(|(kind, amount)| json!({ "type": kind, "amount": dollars(amount.0) }))
+                .collect();
             json!({
                 "start": second(world.clock.epoch(machine.created)), "end": second(world.clock.epoch(end)), "type": "instance",
                 "source": format!("instance-{}", machine.id), "description": machine.facts.gpus.first().map(|gpu| &gpu.model),
-                "amount": dollars(machine.meter.total().0), "metadata": { "label": machine.label }, "items": [],
+                "amount": dollars(machine.meter.total().0), "metadata": { "label": machine.label }, "items": items,
             })
         })
         .collect();
