@@ -567,8 +567,9 @@ async fn a_create_whose_login_would_have_to_wait_is_refused_and_not_in_doubt() {
         }
     }
     assert!(began.elapsed() < Duration::from_secs(20));
-    let inner = cloud.world.lock();
-    assert_eq!((inner.requests["create"], inner.machines.len()), (1, 0));
-    drop(inner);
+    {
+        let inner = cloud.world.lock();
+        assert_eq!((inner.requests["create"], inner.machines.len()), (1, 0));
+    }
     cloud.stop().await;
 }
