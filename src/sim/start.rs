@@ -1,8 +1,9 @@
 //! Start commands that fetch an agent: run as they are, by the real shell.
 //!
 //! All machines share this computer, so that the few paths that belong to a whole machine are other ones here: what the container's first
-//! process prints to is a file of the machine's, and so is what is written to `/tmp`. A service of systemd is a loop. Other start commands are
-//! not run: an image that has the agent in it is stood for by this very program.
+//! process prints to is a file of the machine's, and so is what is written to `/tmp`. A service of systemd is a loop. Where the command is the
+//! container's first process, nothing that it began outlives it. Other start commands are not run: an image that has the agent in it is
+//! stood for by this very program.
 
 use std::path::Path;
 
@@ -14,6 +15,9 @@ use super::Kind;
 
 /// The command of a service that starts an agent at Lambda.
 const SERVICE: &str = "/usr/local/lib/stageline/start";
+
+/// What becomes of a container whose first process ended.
+const ENDS: &str = "kill -KILL 0";
 
 /// What runs on the machine when it starts, for a shell; none where that fetches nothing.
 pub(super) fn command(kind: Kind, onstart: &str, dir: &Path) -> Option<String> {
@@ -29,7 +33,7 @@ pub(super) fn command(kind: Kind, onstart: &str, dir: &Path) -> Option<String> {
             let script = String::from_utf8(STANDARD.decode(encoded).ok()?).ok()?;
             let within = format!("{}/", dir.display());
             let args = onstart.replace(encoded, &STANDARD.encode(own(&script)));
-            fetches(&script).then(|| format!("{} &", args.replace("/tmp/", &within)))
+            fetches(&script).then(|| format!("{}\n{ENDS}", args.replace("/tmp/", &within)))
         }
         Kind::Lambda => {
             let config: Value =

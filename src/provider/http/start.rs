@@ -13,18 +13,19 @@ use crate::agent::OwnEnd;
 /// The script. It leaves the agent behind in the background, for whatever a provider does next. A machine that can end itself does so,
 /// by its limits, also where no agent ever ran on it.
 pub fn start_script(agent: &AgentSource, own: Option<&OwnEnd>) -> String {
-    let head = format!("{HEAD}{}", own.map(without_agent).unwrap_or_default());
+    let ends = own.map(without_agent).unwrap_or_default();
     match agent {
         // One that is pushed is on no `PATH`, and nothing here starts it.
-        AgentSource::Image | AgentSource::Ssh => format!("{head}A=stageline\n{RUN}"),
-        AgentSource::Fetch { url, sha256 } => fetching(&head, url, sha256),
+        AgentSource::Image | AgentSource::Ssh => format!("{HEAD}{ends}A=stageline\n{RUN}"),
+        AgentSource::Fetch { url, sha256 } => fetching(&ends, url, sha256),
     }
 }
 
 /// Longest that a machine whose agent never ran waits for one, where it may be idle for less.
 const BOOTS: Millis = Millis::minutes(30);
 
-/// Ends the machine where no agent began to count its time. The key is on no command line.
+/// Ends the machine where no agent began to count its time. The key is on no command line. An image that fetches an agent may have
+/// `wget` alone, and that reads the key from a file.
 fn without_agent(own: &OwnEnd) -> String {
     let LeaseLimits {
         idle_timeout,
@@ -43,7 +44,10 @@ fn without_agent(own: &OwnEnd) -> String {
         "(sleep {seconds}
 [ -e \"$D/agent/born.json\" ] && exit
 while :; do
-  printf 'header = \"Authorization: Bearer %s\"\\n' \"${key}\" | curl -sS --max-time 30 -X DELETE -K - \"{url}\"
+  printf 'header = \"Authorization: Bearer %s\"\\n' \"${key}\" | curl -sS --max-time 30 -X DELETE -K - \"{url}\" || {{
+    (umask 077; printf 'header = Authorization: Bearer %s\\n' \"${key}\" >\"$D/end\")
+    wget -q -t 1 -T 30 -O /dev/null --method=DELETE --config=\"$D/end\" \"{url}\"
+  }}
   sleep 30
 done) </dev/null &
 "
@@ -94,19 +98,93 @@ fetch() {{
     )
 }
 
-fn fetching(head: &str, url: &str, sha256: &Sha256) -> String {
+/// Where something is to end the machine in time, this goes on: the script may be the machine's first process, and whatever it left
+/// behind ends with it.
+fn fetching(ends: &str, url: &str, sha256: &Sha256) -> String {
     let functions = fetch_functions(url, sha256);
+    let then = match ends.is_empty() {
+        true => "exit 1",
+        false => "sleep 60",
+    };
     format!(
-        "{head}{functions}n=0
+        "{HEAD}{ends}{functions}n=0
 until current; do
   fetch && break
   n=$((n + 1))
   if [ $n -ge 5 ]; then
     echo '{NOT_FETCHED}'
-    exit 1
+    {then}
   fi
   sleep \"${{STAGELINE_FETCH_PAUSE:-5}}\"
 done
 {RUN}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::net::TcpListener;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// What a request to end the machine says, where the machine has these programs.
+    fn said_with(programs: &[&str]) -> Vec<String> {
+        let dir = tempfile::tempdir().expect("a folder");
+        for program in programs {
+            let found = ["/usr/bin", "/bin"].map(|folder| format!("{folder}/{program}"));
+            let found = found
+                .iter()
+                .find(|path| std::path::Path::new(path).exists());
+            let found = found.unwrap_or_else(|| panic!("{program} is missing"));
+            std::os::unix::fs::symlink(found, dir.path().join(program)).expect("linked");
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let own = OwnEnd {
+            limits: LeaseLimits {
+                idle_timeout: Millis::NEVER,
+                max_lifetime: Millis::seconds(1),
+            },
+            url: format!(
+                "http://{}/pods/{{id}}",
+                listener.local_addr().expect("bound")
+            ),
+            id: "POD_ID".to_owned(),
+            key: "POD_KEY".to_owned(),
+        };
+        let script = format!("{}wait\n", without_agent(&own));
+        let mut machine = Command::new("/bin/sh")
+            .args(["-c", &script])
+            .env_clear()
+            .env("PATH", dir.path())
+            .env("D", dir.path())
+            .envs([("POD_ID", "p1"), ("POD_KEY", "only-1")])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("a shell");
+        let (mut stream, _) = listener.accept().expect("it asks");
+        let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+        let said = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        stream.write_all(answer).expect("answered");
+        let group = format!("-{}", machine.id());
+        let killed = Command::new("kill").args(["-KILL", "--", &group]).status();
+        assert!(killed.expect("it is there").success());
+        machine.wait().expect("ours");
+        said
+    }
+
+    #[test]
+    fn a_machine_ends_itself_with_whichever_program_its_image_has() {
+        for programs in [["sleep", "curl"], ["sleep", "wget"]] {
+            let said = said_with(&programs);
+            assert_eq!(said[0], "DELETE /pods/p1 HTTP/1.1", "{programs:?}");
+            let key = "Authorization: Bearer only-1".to_owned();
+            assert!(said.contains(&key), "{programs:?}: {said:?}");
+        }
+    }
 }
