@@ -10,7 +10,7 @@ use stageline_core::event::Event;
 use stageline_core::id::{Address, Generation, LeaseId};
 use stageline_core::journal::{Launch, Record, Verb};
 use stageline_core::offer::Facts;
-use stageline_core::plan::StepId;
+use stageline_core::plan::{StepId, as_made};
 use stageline_core::resource::{
     Cause, FailureClass, LeaseLimits, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec,
 };
@@ -164,8 +164,13 @@ impl<'a> Run<'a> {
             let cause = self.give_up(act, lease, &receipt, failure, false).await?;
             return Err(Stop::Refused(cause));
         }
+        let wanted = self.spec(&act.step.address)?;
         let made = Made {
-            spec: Some(self.spec(&act.step.address)?.clone()),
+            // It may have been made by an earlier plan.
+            spec: Some(self.state(|state| {
+                let recorded = state.resources.get(&act.step.address);
+                as_made(wanted, recorded.and_then(|recorded| recorded.spec.as_ref()))
+            })),
             receipt: Some(Receipt::Lease(Box::new(receipt.clone()))),
             dated: None,
         };

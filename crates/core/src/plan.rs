@@ -58,6 +58,7 @@ use crate::unit::{MicroDollars, Millis, Timestamp};
 pub use avoid::Avoid;
 pub use binding::{Refusal, Start, may_apply};
 pub use check::check;
+pub use disk::as_made;
 pub use draft::{Draft, Options, draft};
 pub use edits::edits;
 pub use expand::{Desired, expand, expand_within, recorded_graph};

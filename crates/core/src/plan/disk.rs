@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::draft::measured;
 use crate::id::{Name, Sha256};
-use crate::resource::{DISK, LeaseReceipt, LeaseSpec, PipelineShare};
+use crate::resource::{DISK, LeaseReceipt, LeaseSpec, PipelineShare, Spec};
 use crate::unit::Bytes;
 
 /// Room beside the models: for the image, where it counts, the agent, logs, and what a setup installs.
@@ -48,4 +48,30 @@ pub(super) fn other_disk(
     let fits = measured(receipt).is_none_or(|facts| facts.disk >= is);
     (grown && !fits)
         .then(|| format!("its models take {files} now, and its disk was made with {was}"))
+}
+
+/// The spec of a lease with the disk that its machine was made with: nothing but another machine has another one, so that what is
+/// recorded of one that is kept goes on to say how it was made.
+pub fn as_made(desired: &Spec, recorded: Option<&Spec>) -> Spec {
+    let (Spec::Lease(spec), Some(Spec::Lease(before))) = (desired, recorded) else {
+        return desired.clone();
+    };
+    let mut spec = spec.clone();
+    if (spec.disk, spec.files) != (before.disk, before.files) {
+        let spec = spec.to_mut();
+        (spec.disk, spec.files) = (before.disk, before.files);
+    }
+    Spec::Lease(spec)
+}
+
+/// What is to be said of a machine that is kept and has less disk than its models take alone.
+pub(super) fn too_small(spec: &LeaseSpec, receipt: &LeaseReceipt) -> Option<String> {
+    let (files, has) = (spec.files?, measured(receipt)?.disk);
+    (has < files).then(|| {
+        format!(
+            "its models take {files}, and its machine has {has} of disk: where they are not there already they do not fit, and \
+             `disk = {}` in its table, or `--replace`, makes another one",
+            spec.disk.0.div_ceil(Bytes::gib(1).0)
+        )
+    })
 }

@@ -16,7 +16,7 @@ use super::placement::{self, Siblings, Spot};
 use super::room::{self, Room};
 use super::{
     Change, Drift, EXPIRES_AFTER, FORMAT, FieldChange, LeaseTerms, Mode, Money, Plan, Verdict,
-    fields, limits, scope, spend, steps,
+    as_made, fields, limits, scope, spend, steps,
 };
 use crate::diagnostic::Diagnostic;
 use crate::id::{Address, EndpointKey, Fingerprint, Generation, LeaseId, Name, PlanId};
@@ -574,8 +574,16 @@ fn need<'a>(row: &Row<'a>, input: &Draft<'a>) -> Option<Need<'a>> {
 
 fn change(row: Row<'_>) -> Change {
     let before = row.recorded.and_then(|recorded| recorded.spec.as_ref());
+    // One that is waited for may still become another machine.
+    let kept = row.verdict == Verdict::Update && !row.build.contains(&Verb::Acquire);
+    let spec = match row.verdict {
+        Verdict::Create | Verdict::Update | Verdict::Replace => row
+            .desired
+            .map(|desired| as_made(desired, before.filter(|_| kept))),
+        Verdict::Delete | Verdict::Keep => None,
+    };
     let differ = match row.verdict {
-        Verdict::Update | Verdict::Replace => match (before, row.desired) {
+        Verdict::Update | Verdict::Replace => match (before, &spec) {
             (Some(before), Some(after)) => fields::diff(before, after),
             (None, _) | (_, None) => Vec::<FieldChange>::new(),
         },
@@ -587,9 +595,6 @@ fn change(row: Row<'_>) -> Change {
         generation: row.generation,
         reason: row.reason,
         fields: differ,
-        spec: match row.verdict {
-            Verdict::Create | Verdict::Update | Verdict::Replace => row.desired.cloned(),
-            Verdict::Delete | Verdict::Keep => None,
-        },
+        spec,
     }
 }

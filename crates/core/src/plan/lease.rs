@@ -4,7 +4,7 @@
 //! broken, measured facts or a price that no longer fit. Doubt is resolved by the step itself, never by guessing.
 
 use super::Verdict;
-use super::disk::other_disk;
+use super::disk::{other_disk, too_small};
 use super::draft::{Call, Drafting, Fate, lease_receipt, measured};
 use super::interrupted::{dead, taken_away};
 use super::market::unfit;
@@ -150,6 +150,9 @@ impl<'a> Drafting<'a> {
         }
         if let Some(why) = made_otherwise(spec, recorded, receipt) {
             return again(why);
+        }
+        if let Some(what) = too_small(spec, receipt) {
+            self.notes.push(format!("{id}: {what}"));
         }
         let call = settle(spec, recorded, receipt, self.price(id, receipt));
         match self.extra(id, recorded) {

@@ -6,7 +6,7 @@ use stageline_core::id::Sha256;
 use stageline_core::plan::{Desired, Market, Markets, Mode, ModelFacts, ModelShape, Plan, expand};
 use stageline_core::resource::{DISK, Spec};
 use stageline_core::topology::Topology;
-use stageline_core::unit::Bytes;
+use stageline_core::unit::{Bytes, Millis};
 
 use crate::basics::{chain, model, options, plan};
 use crate::world::{World, address, facts, local, name};
@@ -136,4 +136,49 @@ fn a_machine_is_replaced_for_its_disk_only_when_its_models_do_not_fit_any_more()
     let spec = spec.to_mut();
     (spec.disk, spec.files) = (DISK, None);
     assert_eq!(reason(&old, layers_of(1)).0, "as declared");
+}
+
+/// What is recorded of a machine goes on to say how it was made, whatever else is recorded of it.
+#[test]
+fn a_first_model_that_does_not_fit_is_told_and_the_disk_that_is_written_then_replaces_the_machine()
+{
+    let one = chain(&[0, 30]);
+    let mut none = one.clone();
+    none.pipelines.clear();
+    none.exposures.clear();
+    let mut world = World::new();
+    let desired = expand(&none, &BTreeMap::new()).expect("it can be expanded");
+    let first = plan(&desired, &world, &markets(), &options(Mode::Apply));
+    let mut measured = facts();
+    measured.disk = Bytes::gib(20);
+    measured.memory = Bytes::gib(999);
+    let quote = &first.leases.values().next().expect("one").shortlist[0].quote;
+    world.measured.insert(quote.id.clone(), measured);
+    world.carry_out(&first);
+    // A model comes, and its limits change with it.
+    let mut served = one;
+    let table = served.leases.get_mut(&name("gpu")).expect("it");
+    table.idle_timeout = Some(Millis::minutes(7));
+    let desired = with(&served, layers_of(2));
+    let second = plan(&desired, &world, &markets(), &options(Mode::Apply));
+    let lease = second.change(&address("lease.gpu[0]")).expect("it");
+    assert_eq!(lease.reason, "its limits changed");
+    assert!(lease.fields.iter().all(|field| field.path != "disk"));
+    let drawn = drawn(&second);
+    assert!(
+        drawn.contains(
+            "lease.gpu[0]: its models take 60 GiB, and its machine has 20 GiB of disk: where they are not there already \
+             they do not fit, and `disk = 71` in its table, or `--replace`, makes another one"
+        ),
+        "{drawn}"
+    );
+    world.carry_out(&second);
+    served.leases.get_mut(&name("gpu")).expect("it").disk = Some(Bytes::gib(70));
+    let desired = with(&served, layers_of(2));
+    let third = plan(&desired, &world, &markets(), &options(Mode::Apply));
+    let lease = third.change(&address("lease.gpu[0]")).expect("it");
+    assert_eq!(
+        lease.reason,
+        "its disk was made with the machine: 20 GiB then, 70 GiB now"
+    );
 }
