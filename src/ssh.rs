@@ -32,7 +32,7 @@ pub(crate) use builds::{BUILD_ONE, Needs};
 pub use far::{Claimed, Ended, Mark, Measured, Seen, Trace};
 pub use key::HostKey;
 pub use own::{HostPair, OwnKey};
-pub use push::{Load, push, send_workers};
+pub use push::{Load, UPLOAD_MAX, UPLOADS, push, send_workers};
 pub use session::Session;
 
 /// From the first packet until somebody answers, and until we are let in.

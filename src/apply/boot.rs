@@ -15,7 +15,7 @@ use stageline_core::resource::{
     Cause, FailureClass, LeaseLimits, LeaseReady, LeaseReceipt, LeaseSpec, Receipt, Spec,
 };
 
-use super::bring::{not_pulled, why_not_heard};
+use super::bring::{SLOW_LINE, is_upload, not_pulled, why_not_heard};
 use super::claims::{cannot_end_itself, contradicts, gate, held_against, with_claims};
 use super::course::{Course, OnItsWay};
 use super::doubt::{Found, of_generation};
@@ -544,8 +544,49 @@ fn too_slow(lease: &LeaseId, held: &LeaseReceipt, why: &str, on_its_way: &OnItsW
         let hint = "see why `setup` takes so long, or give it longer by `acquire_timeout`; the machine is being released";
         failure.cause = failure.cause.hint(hint);
     }
+    if is_upload(phase) {
+        (failure.noted, failure.moves_on) = (false, false);
+        failure.cause = failure.cause.hint(SLOW_LINE);
+    }
     if let Some(hint) = why_not_heard(phase) {
         failure.cause = failure.cause.hint(hint);
     }
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use stageline_core::id::RequestKey;
+
+    use super::*;
+    use crate::ssh::UPLOADS;
+
+    #[test]
+    fn an_upload_that_is_too_slow_is_no_fault_of_the_host_and_costs_no_second_machine() {
+        let key: RequestKey = "sl-00112233445566aa-0011aabb-g1a1".parse().expect("a key");
+        let name = || "own".parse().expect("a name");
+        let held = LeaseReceipt {
+            provider: name(),
+            provider_kind: "ssh".to_owned(),
+            account: None,
+            offer: name(),
+            quote: stageline_core::offer::QuoteId("one".to_owned()),
+            machine: key.as_str().parse().expect("an id"),
+            request_key: key,
+            price_per_hour: stageline_core::unit::MicroDollars(1),
+            created_at: Default::default(),
+            place: Default::default(),
+            ready: None,
+        };
+        let lease = LeaseId {
+            name: name(),
+            index: 0,
+        };
+        let slow = |phase: &str| {
+            let failure = too_slow(&lease, &held, "too long", &OnItsWay::In(Phase::new(phase)));
+            (failure.noted, failure.moves_on)
+        };
+        assert_eq!(UPLOADS.map(slow), [(false, false); 2]);
+        assert_eq!(slow("loading"), (true, true));
+    }
 }

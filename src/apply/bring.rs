@@ -15,7 +15,7 @@ use stageline_core::unit::Millis;
 use super::boot::{Failure, Glance};
 use super::step::{Act, Run, Stop};
 use crate::provider::{AGENT_PHASE, Boot, Bring, Brought, Phase, Provider, SSH_PHASE};
-use crate::ssh::OwnKey;
+use crate::ssh::{OwnKey, UPLOAD_MAX, UPLOADS};
 
 /// Between two looks at a worker that is on its way.
 const POLL: Duration = Duration::from_millis(200);
@@ -95,6 +95,8 @@ impl Run<'_> {
         }
         let start = self.effects.clock.boottime();
         let mut told = Millis(0);
+        // Since when nobody is let in.
+        let mut shut = None;
         loop {
             let phase = match self.bring(provider, (lease, &held), true).await? {
                 Some(Glance::Pending(phase)) => phase,
@@ -104,7 +106,8 @@ impl Run<'_> {
                 }
             };
             let waited = self.since(start);
-            if phase.name == SSH_PHASE && waited >= UNHEARD_MAX {
+            shut = shut_since(shut, &phase, waited);
+            if phase.name == SSH_PHASE && is_unheard(shut, waited) {
                 let message = format!("{lease}: no worker could be sent there: {phase}");
                 return Ok(Err(Cause::new(FailureClass::Unknown, message)
                     .hint("see that its SSH server answers, and run apply again")));
@@ -195,6 +198,31 @@ pub(super) fn not_pulled(lease: &LeaseId, held: &LeaseReceipt, why: &str) -> Fai
     )))
 }
 
+/// Since when nobody is let in: an upload that goes on shows that somebody was.
+fn shut_since(before: Option<Millis>, phase: &Phase, waited: Millis) -> Option<Millis> {
+    match phase.name.as_str() {
+        SSH_PHASE => before.or(Some(waited)),
+        _ if is_upload(phase) => None,
+        _ => before,
+    }
+}
+
+/// Whether that is for too long, or uploads broke off for as long as one may take.
+fn is_unheard(shut: Option<Millis>, waited: Millis) -> bool {
+    let long = shut.is_some_and(|shut| waited.0.saturating_sub(shut.0) >= UNHEARD_MAX.0);
+    long || waited.duration() >= UPLOAD_MAX
+}
+
+/// Whether what goes there goes over this computer's line: to another machine it would take as long.
+pub(super) fn is_upload(phase: &Phase) -> bool {
+    UPLOADS.contains(&phase.name.as_str())
+}
+
+/// What to do where that takes too long.
+pub(super) const SLOW_LINE: &str = "it is sent over this computer's line, and to another machine it would take as long: give it longer by \
+     `acquire_timeout`, run apply where the line is faster, or let machines fetch it by `agent = { url, sha256 }`; the machine is being \
+     released, and no other one is tried";
+
 /// What may be in the way of a machine that runs and whose agent is not heard.
 pub(super) fn why_not_heard(phase: &Phase) -> Option<&'static str> {
     match phase.name.as_str() {
@@ -205,5 +233,38 @@ pub(super) fn why_not_heard(phase: &Phase) -> Option<&'static str> {
             "it runs and does not let stageline in; nothing secret was sent to it, and it is released. Where others fail alike: may this network reach that port, and does the image run an SSH server?",
         ),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_ends_after_a_long_upload_is_tried_again_for_a_while() {
+        let seconds = Millis::seconds;
+        let mut shut = None;
+        let mut sees = |phase: &str, at: u64| {
+            shut = shut_since(shut, &Phase::new(phase), seconds(at));
+            phase == SSH_PHASE && is_unheard(shut, seconds(at))
+        };
+        assert!(!sees(SSH_PHASE, 0));
+        assert!(!sees(SSH_PHASE, 59));
+        assert!(!sees(UPLOADS[1], 59));
+        // Ten minutes on, the connection breaks off.
+        assert!(!sees(SSH_PHASE, 600));
+        assert!(!sees("its worker is on its way", 630));
+        assert!(!sees(SSH_PHASE, 631));
+        assert!(sees(SSH_PHASE, 660));
+        // One that breaks off again and again ends, too.
+        assert!(!sees(UPLOADS[1], 1790));
+        assert!(sees(SSH_PHASE, 1800));
+    }
+
+    #[test]
+    fn an_upload_that_takes_too_long_is_told_with_what_helps() {
+        let phase = Phase::new(UPLOADS[0]).at(40);
+        assert!(is_upload(&phase) && why_not_heard(&phase).is_none());
+        assert!(!is_upload(&Phase::new(SSH_PHASE)));
     }
 }

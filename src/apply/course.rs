@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use stageline_core::offer::Facts;
-use stageline_core::resource::LeaseSpec;
+use stageline_core::resource::{LeaseSpec, Terms};
+use stageline_core::topology::AgentSource;
 use stageline_core::unit::Millis;
 
 use super::doubt::horizon;
@@ -147,6 +148,11 @@ pub(super) fn limits(
     claimed: Option<&Facts>,
 ) -> BootLimits {
     let usual = provider.boot_limits(claimed);
+    let fetches = |terms: &Terms| matches!(terms.agent, Some(AgentSource::Fetch { .. }));
+    let usual = match spec.terms.iter().any(fetches) {
+        true => usual.fetching(),
+        false => usual,
+    };
     match spec.acquire_timeout.map(Millis::duration) {
         Some(whole) => usual.allowing(whole),
         None => usual.and(setup::longer(spec)),

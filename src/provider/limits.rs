@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::Traits;
+use super::{AGENT_PHASE, Traits};
+use crate::ssh::{UPLOAD_MAX, UPLOADS};
 
 /// How long a machine may stay in one phase of its boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,13 +49,24 @@ pub struct BootLimits {
 }
 
 impl BootLimits {
-    /// The same for any shape.
+    /// The same for any shape. What goes there from here takes as long as this computer's line makes it.
     pub fn of(traits: &Traits) -> Self {
+        let uploads = UPLOADS.map(|phase| PhaseLimit::new(phase, UPLOAD_MAX).stretching());
+        let declared = traits.phases.iter().cloned();
         Self {
             acquire_timeout: traits.acquire_timeout,
-            phases: traits.phases.clone(),
+            phases: declared.chain(uploads).collect(),
             phase_timeout: traits.phase_timeout,
         }
+    }
+
+    /// The same where a machine fetches its agent, from where the user says.
+    #[must_use]
+    pub fn fetching(mut self) -> Self {
+        for limit in &mut self.phases {
+            limit.stretches |= limit.phase == AGENT_PHASE;
+        }
+        self
     }
 
     /// The same where the topology says how long the whole boot may take.
@@ -111,5 +123,26 @@ mod tests {
         assert_eq!(all(Some(60)), [10, 50, 5]);
         assert_eq!(all(Some(15)), [10, 15, 5]);
         assert_eq!(all(Some(2)), [2, 2, 2]);
+    }
+
+    #[test]
+    fn what_goes_over_a_line_of_the_users_has_longer_where_the_boot_is_given_longer() {
+        let local = crate::provider::sim::AccountSpec::new(Vec::new());
+        let traits = Traits {
+            acquire_timeout: 40 * MINUTE,
+            phases: vec![PhaseLimit::new(AGENT_PHASE, 5 * MINUTE)],
+            phase_timeout: 12 * MINUTE,
+            ..local.traits
+        };
+        let usual = || BootLimits::of(&traits);
+        let all = |limits: BootLimits| {
+            let phases = [UPLOADS[0], UPLOADS[1], AGENT_PHASE, "odd"];
+            phases.map(|phase| limits.within(phase).as_secs() / 60)
+        };
+        assert_eq!(all(usual()), [30, 30, 5, 12]);
+        assert_eq!(all(usual().allowing(60 * MINUTE)), [50, 50, 5, 12]);
+        let fetching = usual().fetching();
+        assert_eq!(all(fetching.clone()), [30, 30, 5, 12]);
+        assert_eq!(all(fetching.allowing(60 * MINUTE)), [50, 50, 25, 12]);
     }
 }

@@ -17,8 +17,11 @@ use super::script;
 use super::{Builds, Host, Measured, SshError};
 use crate::agent::boot::Package;
 
+/// What is told while an agent is on its way, and a worker.
+pub const UPLOADS: [&str; 2] = ["uploading its agent", "uploading its worker"];
+
 /// Longest that a program may be on its way.
-const UPLOAD_MAX: Duration = Duration::from_secs(30 * 60);
+pub const UPLOAD_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// Longest that anything else may take.
 const SHORT: Duration = Duration::from_secs(30);
@@ -95,7 +98,7 @@ async fn put_and_try(
     (load, told): (&Load<'_>, Told<'_>),
 ) -> Result<Sha256, SshError> {
     let folder = digest(builds, program).await?;
-    let agent = ("its agent", told);
+    let agent = (UPLOADS[0], told);
     put(host, program, (folder, folder), "stageline", agent).await?;
     told("trying its agent", None);
     let words = folder.to_string();
@@ -154,7 +157,7 @@ async fn put_workers(
         let name = name.filter(|name| script::is_plain(name));
         if let Some(name) = name {
             let own = digest(builds, &worker).await?;
-            put(host, &worker, (folder, own), name, ("its worker", told)).await?;
+            put(host, &worker, (folder, own), name, (UPLOADS[1], told)).await?;
         }
     }
     Ok(())
@@ -220,12 +223,11 @@ async fn pieces<'a>(
     let file = tokio::fs::File::open(path).await.map_err(&unreadable)?;
     let whole = file.metadata().await.map_err(&unreadable)?.len().max(1);
     let stream = tokio_util::io::ReaderStream::with_capacity(file, PIECE);
-    let text = format!("uploading {what}");
     let mut sent = 0;
     let pieces = stream.map(move |piece| {
         let piece = piece.map_err(&unreadable)?;
         sent += piece.len() as u64;
-        told(&text, u8::try_from(sent.min(whole) * 100 / whole).ok());
+        told(what, u8::try_from(sent.min(whole) * 100 / whole).ok());
         Ok(piece)
     });
     Ok(pieces.boxed())

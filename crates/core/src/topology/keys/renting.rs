@@ -10,7 +10,7 @@ pub(super) const ACQUIRE_TIMEOUT: Key = Key {
     need: Need::Optional("by provider and shape"),
     change: Change::None,
     doc: "The longest wait from create to ready. Each phase of a boot has a deadline of its own besides; what takes longer for a large image or \
-          machine gets as much more as this is longer than usual.",
+          machine, or goes over a line of yours, gets as much more as this is longer than usual.",
     example: "\"10m\"",
 };
 
