@@ -61,30 +61,44 @@ impl<'a> Run<'a> {
         lease: &LeaseId,
         held: Option<&LeaseReceipt>,
     ) -> Result<Outcome<Made>, Stop> {
-        let providers = match self.sellers(lease, held) {
-            Ok(providers) => providers,
-            Err(cause) => return Ok(Outcome::InDoubt(cause)),
-        };
         let lineage = self.state(|state| state.genesis.as_ref().map(|genesis| genesis.lineage));
         let Some(lineage) = lineage else {
             return Ok(Outcome::Done(Made::default()));
         };
-        for (name, provider) in providers {
-            // By name: two accounts of one kind may use the same id for different machines.
-            let mine = held.filter(|held| held.provider == name);
-            if let Some(other) = self.other_account(provider.as_ref(), lease).await {
-                let cause = self.whole_survives(lease, &provider, Some(other));
-                return Ok(Outcome::InDoubt(cause));
-            }
-            if let Some(cause) = self.end_at(act, lease, &provider, mine, &lineage).await? {
-                return Ok(Outcome::InDoubt(cause));
-            }
+        // What is in the way at one of them keeps nobody from ending what the others have.
+        let mut survives = None;
+        for seller in self.sellers(lease, held) {
+            let cause = match seller {
+                Ok(seller) => self.end_with(act, lease, &seller, held, &lineage).await?,
+                Err(cause) => Some(cause),
+            };
+            survives = survives.or(cause);
         }
-        Ok(Outcome::Done(Made::default()))
+        Ok(match survives {
+            Some(cause) => Outcome::InDoubt(cause),
+            None => Outcome::Done(Made::default()),
+        })
     }
 
-    /// Every provider that may have a machine of this lease.
-    fn sellers(&self, lease: &LeaseId, held: Option<&LeaseReceipt>) -> Result<Vec<Seller>, Cause> {
+    /// Ends what one seller has. A cause is what is still in the way.
+    async fn end_with(
+        &self,
+        act: Act<'a>,
+        lease: &LeaseId,
+        (name, provider): &Seller,
+        held: Option<&LeaseReceipt>,
+        lineage: &Lineage,
+    ) -> Result<Option<Cause>, Stop> {
+        // By name: two accounts of one kind may use the same id for different machines.
+        let mine = held.filter(|held| held.provider == *name);
+        if let Some(other) = self.other_account(provider.as_ref(), lease).await {
+            return Ok(Some(self.whole_survives(lease, provider, Some(other))));
+        }
+        self.end_at(act, lease, provider, mine, lineage).await
+    }
+
+    /// Every provider that may have a machine of this lease; the one that has it for sure comes first.
+    fn sellers(&self, lease: &LeaseId, held: Option<&LeaseReceipt>) -> Vec<Result<Seller, Cause>> {
         let mut sellers: Vec<(Name, String)> = self.state(|state| {
             let recorded = state.resources.get(&Address::Lease(lease.clone()));
             let open = recorded
@@ -101,6 +115,7 @@ impl<'a> Run<'a> {
         sellers.extend(held.map(|held| (held.provider.clone(), held.provider_kind.clone())));
         sellers.sort();
         sellers.dedup();
+        sellers.sort_by_key(|(name, _)| held.is_none_or(|held| held.provider != *name));
         let get = |(name, kind): (Name, String)| {
             let provider = self.effects.providers.get(&name, &kind)?.clone();
             Ok((name, provider))

@@ -187,7 +187,11 @@ impl Watcher<'_> {
         self.again.retain(|lease, _| is_there(state, lease));
         self.protected(state);
         let limits = self.limits();
-        self.see(state).await?;
+        let interrupt = self.interrupt.clone();
+        tokio::select! {
+            seen = self.see(state) => seen?,
+            () = interrupt.cancelled() => return Ok(Exit::Interrupted),
+        }
         if watch::guarded(state).next().is_none() {
             return Ok(Exit::Done);
         }

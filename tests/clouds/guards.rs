@@ -5,7 +5,7 @@ use std::process::Child;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use stageline::sim::Kind;
+use stageline::sim::{Fault, Kind};
 
 use super::desk::{Desk, KEY, NOBODY, finish};
 use super::host::until;
@@ -102,7 +102,12 @@ fn what_nobody_would_end_is_not_rented_and_what_is_held_is_kept() {
 fn without_its_key(desk: &Desk) -> (Child, Receiver<String>) {
     let mut watcher = desk.command("watch --every 300ms");
     watcher.env_remove("LAMBDA_API_KEY");
-    let mut watcher = watcher.spawn().expect("the binary is there");
+    heard(watcher)
+}
+
+/// A command that runs, and what it says line by line.
+fn heard(mut command: std::process::Command) -> (Child, Receiver<String>) {
+    let mut watcher = command.spawn().expect("the binary is there");
     let said = watcher.stderr.take().expect("piped");
     let (line, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -159,6 +164,78 @@ fn a_watcher_without_its_key_says_so_at_once_guards_nothing_and_holds_no_lock() 
     desk.agrees(0);
     watcher.kill().expect("ours");
     watcher.wait().expect("ours");
+}
+
+/// Its release at one account did nothing, and that account is not seen any more.
+#[test]
+fn an_account_that_lets_no_watcher_in_keeps_none_from_ending_what_another_one_has() {
+    let faults = vec![
+        Fault::of("boot-dies").times(1),
+        Fault::of("capacity").after(1),
+        Fault::of("terminate-noop"),
+    ];
+    let desk = Desk::of(Kind::Lambda, faults, 600, 1);
+    let own = "[provider.own]\nkind = \"local\"\nprice_per_hour = 0.95\n[offer.own]\nprovider = \"own\"\nattempts = 20\n[offer.gpu]\nattempts = 20";
+    desk.edit("[offer.gpu]", own);
+    desk.edit(
+        "offers = [\"gpu\"]",
+        "offers = [\"gpu\", \"own\"]\nmax_lifetime = \"1s\"",
+    );
+    let here = || {
+        let machines = std::fs::read_dir(desk.path("state/demo/machines"));
+        machines.map_or(0, Iterator::count)
+    };
+    desk.run("apply --auto-approve")
+        .says("is up, $0.95 per hour");
+    assert_eq!((desk.there().len(), here()), (1, 1));
+    let ran = desk.run_with(None, "watch --once");
+    ran.says("provider `lambda` cannot be seen")
+        .says("lease.node[0]: its release did not succeed");
+    assert_eq!((desk.there().len(), here()), (1, 0), "{}", ran.text);
+    desk.cloud.world.faults.replace(vec![]).expect("knobs");
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+}
+
+/// Requests to it are taken and never answered; told for each.
+fn mute() -> (String, Receiver<()>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let (asked, requests) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for stream in listener.incoming().map_while(Result::ok) {
+            open.push(stream);
+            // Nobody listens any more when the test is over.
+            let _ = asked.send(());
+        }
+    });
+    (url, requests)
+}
+
+#[test]
+fn an_account_that_never_answers_holds_no_watcher_up_and_ctrl_c_ends_it() {
+    let desk = Desk::of(Kind::Lambda, vec![], 600, 1);
+    desk.edit(NOBODY, "");
+    let (url, requests) = mute();
+    desk.edit(&desk.cloud.url(), &url);
+    let (mut watcher, lines) = heard(desk.command("watch --every 300ms"));
+    said(
+        &lines,
+        "provider `lambda` cannot be seen: it does not answer within 20s",
+    );
+    // It is asked again, and told to end meanwhile.
+    while requests.try_recv().is_ok() {}
+    let again = requests.recv_timeout(Duration::from_secs(90));
+    again.expect("it is asked again");
+    let begun = std::time::Instant::now();
+    let ended = std::process::Command::new("kill")
+        .args(["-INT", &watcher.id().to_string()])
+        .status();
+    assert!(ended.expect("it is there").success());
+    said(&lines, "stopped: nobody watches `demo` any more");
+    assert!(watcher.wait().expect("ours").success());
+    assert!(begun.elapsed() < Duration::from_secs(15));
 }
 
 #[test]

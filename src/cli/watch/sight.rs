@@ -10,6 +10,7 @@ use stageline_core::id::{LeaseId, Name};
 use stageline_core::resource::{Cause, FailureClass};
 use stageline_core::state::State;
 use stageline_core::topology::{AgentSource, Limits, Topology};
+use stageline_core::unit::Millis;
 
 use super::super::project::Project;
 use super::super::{Failure, relay, session};
@@ -19,6 +20,9 @@ use crate::machine::client::AgentClient;
 use crate::observe;
 use crate::provider::{Provider, same_account};
 use crate::watch::{self, Heard};
+
+/// How long an account may take to show itself: what is to be ended waits meanwhile.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
 /// A provider's table, and its kind.
 type Seller = (Name, String);
@@ -48,13 +52,14 @@ impl Sight {
         self.blind.is_empty() && !self.deaf
     }
 
-    /// Whether a lease may have a machine on an account that does not let this watcher in.
+    /// Whether a lease may have machines only on accounts that do not let this watcher in.
     pub(super) fn is_locked_out(&self, state: &State, lease: &LeaseId) -> bool {
         let out = |seller: &Seller| {
             let cause = self.blind.get(seller);
             cause.is_some_and(|cause| cause.class == FailureClass::Auth)
         };
-        sellers_of(state, lease).iter().any(out)
+        let sellers = sellers_of(state, lease);
+        !sellers.is_empty() && sellers.iter().all(out)
     }
 }
 
@@ -92,12 +97,16 @@ impl Watcher<'_> {
         }
         let providers = self.sellers(state).providers()?;
         let answers = concerned.iter().map(|(seller, need)| {
-            let providers = &providers;
+            let (providers, clock) = (&providers, &self.clock);
             async move {
                 let (name, kind) = seller;
                 let answer = match providers.get(name, kind) {
                     Ok(provider) if is_needless(provider.as_ref(), *need) => Ok(()),
-                    Ok(provider) => answers(state, seller, provider.as_ref()).await,
+                    Ok(provider) => tokio::select! {
+                        biased;
+                        answer = answers(state, seller, provider.as_ref()) => answer,
+                        () = clock.sleep(ANSWER_WITHIN) => Err(no_answer()),
+                    },
                     Err(cause) => Err(cause),
                 };
                 Some((seller.clone(), answer.err()?))
@@ -275,6 +284,13 @@ fn concerned(state: &State, topology: Option<&Topology>) -> BTreeMap<Seller, Nee
         }
     }
     concerned
+}
+
+/// What is wrong with an account that takes too long.
+fn no_answer() -> Cause {
+    let within = Millis(u64::try_from(ANSWER_WITHIN.as_millis()).unwrap_or(u64::MAX));
+    let message = format!("it does not answer within {within}");
+    Cause::new(FailureClass::Unknown, message)
 }
 
 /// Nobody has to end its machines, or they end themselves.
