@@ -98,7 +98,9 @@ fn guard(spec: Option<&LeaseSpec>, kept: Option<&LeaseReceipt>, input: &Draft<'_
         spec.idle_timeout != Millis::NEVER || spec.max_lifetime != Millis::NEVER
     });
     let all = match (kept, spec) {
-        (Some(receipt), _) if receipt.ready.is_some() => ends_itself(&receipt.provider, input),
+        (Some(receipt), _) if receipt.ready.is_some() => {
+            ends_itself(&receipt.provider, input) && !forgets(receipt, spec, input)
+        }
         (Some(_), Some(spec)) | (None, Some(spec)) => {
             let mut terms = spec.rented_under();
             terms.all(|terms| may_end_itself(terms, input))
@@ -228,6 +230,15 @@ fn unbilled(spec: &LeaseSpec, input: &Draft<'_>) -> bool {
 /// Whether machines of these terms end themselves from their start on: one that its agent has to be pushed to waits for somebody.
 fn may_end_itself(terms: &Terms, input: &Draft<'_>) -> bool {
     terms.agent != Some(AgentSource::Ssh) && ends_itself(&terms.provider, input)
+}
+
+/// Whether a restart takes its agent from a machine that is up, and with that what would end it.
+fn forgets(receipt: &LeaseReceipt, spec: Option<&LeaseSpec>, input: &Draft<'_>) -> bool {
+    let mut terms = spec.into_iter().flat_map(|spec| &spec.terms);
+    let terms = terms.find(|terms| terms.offer == receipt.offer);
+    let pushed = terms.is_some_and(|terms| terms.agent == Some(AgentSource::Ssh));
+    let market = input.markets.get(&receipt.provider);
+    pushed && market.is_some_and(|market| market.restarts_empty)
 }
 
 /// Whether machines of this provider can end themselves.

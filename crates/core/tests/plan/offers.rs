@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use stageline_core::offer::{QuoteId, Supply};
 use stageline_core::plan::{
-    Avoid, Draft, Market, Markets, Mode, SHORTLIST_MAX, draft, expand, next_offer,
+    Avoid, Draft, EndsBy, Market, Markets, Mode, Options, SHORTLIST_MAX, draft, expand, next_offer,
 };
 use stageline_core::resource::{Cause, FailureClass, Spec};
 use stageline_core::state::{BAD_FOR, BadHost, Observed, Tried};
-use stageline_core::topology::Requote;
+use stageline_core::topology::{AgentSource, Requote};
 use stageline_core::unit::{MicroDollars, Millis};
 
 use crate::basics::{chain, desired, machines, options, plan};
-use crate::world::{World, address, name, quote};
+use crate::world::{World, address, local, name, quote};
 
 fn market(quotes: Vec<stageline_core::offer::Quote>) -> Markets {
     let market = Market {
@@ -241,4 +241,32 @@ fn a_model_that_nobody_looked_at_is_said() {
     let faults = expand(&chain(&[0, 30]), &BTreeMap::new()).expect_err("it has a model");
     let codes: Vec<&str> = faults.iter().map(|fault| fault.code).collect();
     assert_eq!(codes, ["plan/model-unseen"]);
+}
+
+/// Its restart takes the agent with the disk, and nothing on it keeps its limits then.
+#[test]
+fn a_machine_that_forgets_its_pushed_agent_is_not_called_one_that_ends_itself() {
+    let ends = |emptied: bool, agent: Option<AgentSource>, watched: bool| {
+        let mut topology = machines(1);
+        for offer in topology.offers.values_mut() {
+            offer.agent = agent.clone();
+        }
+        let desired = desired(&topology);
+        let mut markets = local(4);
+        let market = markets.get_mut(&name("here")).expect("one");
+        (market.free, market.self_destroy, market.restarts_empty) = (false, true, emptied);
+        let mut world = World::new();
+        world.carry_out(&plan(&desired, &world, &markets, &options(Mode::Apply)));
+        let options = Options {
+            watched,
+            ..options(Mode::Apply)
+        };
+        let plan = plan(&desired, &world, &markets, &options);
+        plan.leases.values().next().expect("one").ends
+    };
+    let pushed = Some(AgentSource::Ssh);
+    assert_eq!(ends(true, pushed.clone(), true), EndsBy::Watcher);
+    assert_eq!(ends(true, pushed.clone(), false), EndsBy::Nobody);
+    assert_eq!(ends(false, pushed, false), EndsBy::Box);
+    assert_eq!(ends(true, None, false), EndsBy::Box);
 }
