@@ -39,6 +39,7 @@ use stageline_core::topology::{Caps, SecretRef};
 use stageline_core::unit::{MicroDollars, Millis};
 use tokio_util::sync::CancellationToken;
 
+pub use room::is_to_be_seen;
 pub use schedule::run;
 
 pub use crate::provider::Providers;

@@ -124,6 +124,8 @@ impl<'a> Run<'a> {
         provider: &dyn Provider,
         choice: &Choice,
     ) -> Result<(Quote, Launch), Stop> {
+        let seen = self.is_seen(lease, (&terms.provider, provider)).await;
+        seen.map_err(Stop::Full)?;
         let account = provider.account().await.map_err(|error| unread(&error))?;
         loop {
             // Before the offer is read again and the intention is stamped: a create goes out right after these.

@@ -8,17 +8,17 @@
 
 use std::time::Duration;
 
-use stageline_core::id::{Attempt, LeaseId};
+use stageline_core::id::{Attempt, LeaseId, Name};
 use stageline_core::journal::Launch;
 use stageline_core::plan::{Own, Room, RoomVerdict, judge, refused};
-use stageline_core::resource::{Cause, LeaseReceipt};
+use stageline_core::resource::{Cause, FailureClass, LeaseReceipt};
 use stageline_core::state::State;
 use stageline_core::unit::MicroDollars;
 
 use super::boot::{Failure, Glance};
 use super::step::{Run, Stop};
 use crate::observe::{self, room};
-use crate::provider::{Phase, Provider};
+use crate::provider::{Blind, Phase, Provider};
 
 /// The least time that a machine with a higher name has to go.
 const GOES_WITHIN: Duration = Duration::from_secs(10);
@@ -37,7 +37,41 @@ pub(super) struct Counted {
     why: String,
 }
 
+/// Whether an account has to show a listing before anything is rented on it.
+pub fn is_to_be_seen(provider: &dyn Provider) -> bool {
+    provider.bills() && provider.traits().sees_account && !provider.has_parts()
+}
+
 impl Run<'_> {
+    /// Looks at an account that is not the one that a plan chose first for a lease, which was seen before the run began.
+    ///
+    /// # Errors
+    /// [`Cause`] when it cannot be seen: what a create makes there could not be found again.
+    pub(super) async fn is_seen(
+        &self,
+        lease: &LeaseId,
+        (name, provider): (&Name, &dyn Provider),
+    ) -> Result<(), Cause> {
+        let terms = self.plan.leases.get(lease);
+        let first = terms.and_then(|terms| terms.shortlist.first());
+        let second = first.is_some_and(|first| first.quote.provider != *name);
+        if !second || !is_to_be_seen(provider) {
+            return Ok(());
+        }
+        match provider.list().await {
+            Ok(_) => Ok(()),
+            // That passes, and is waited out where it matters.
+            Err(blind) if blind.cause.class == FailureClass::Rate => Ok(()),
+            Err(Blind { cause, .. }) => Err(Cause {
+                message: format!(
+                    "{lease}: nothing is rented at provider `{name}`, whose account cannot be seen: {}",
+                    cause.message
+                ),
+                ..cause
+            }),
+        }
+    }
+
     /// Counts what others have on the account, where it has caps.
     ///
     /// # Errors

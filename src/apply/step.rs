@@ -29,7 +29,7 @@ pub(super) enum Stop {
     Refused(Cause),
     /// Nothing was begun: what was to be rented costs more than its ceiling now. Another offer may not.
     Dear(Cause),
-    /// Nothing was begun: the account of its provider has no room, by its caps. Another provider's may have some.
+    /// Nothing was begun: the account of its provider has no room, by its caps, or cannot be seen. Another provider's may do.
     Full(Cause),
     /// It may have acted. Already recorded.
     InDoubt(Cause),

@@ -11,7 +11,7 @@ use stageline_core::unit::MicroDollars;
 
 use super::console::Console;
 use super::{Exit, Failure};
-use crate::apply::Providers;
+use crate::apply::{Providers, is_to_be_seen};
 
 /// What is said where a provider has no better advice.
 pub(crate) const USUAL: &str =
@@ -78,20 +78,20 @@ impl Unseen {
     }
 }
 
-/// Nothing is rented on an account that cannot be seen: what a create makes there could not be found again.
+/// Nothing is rented on an account that cannot be seen: what a create makes there could not be found again. One that is second to
+/// another is looked at when its turn comes.
 ///
 /// # Errors
-/// [`Failure`] when an account from which something is to be rented shows no listing that can be trusted.
+/// [`Failure`] when an account from which something is to be rented first shows no listing that can be trusted.
 pub(crate) async fn look(plan: &Plan, state: &State, providers: &Providers) -> Result<(), Failure> {
     let rents = plan.steps.iter().filter(|step| step.verb == Verb::Acquire);
     let lists = rents.filter_map(|step| plan.leases.get(step.address.lease()?));
     let sellers: BTreeSet<&Name> = lists
-        .flat_map(|terms| terms.shortlist.iter())
+        .filter_map(|terms| terms.shortlist.first())
         .map(|choice| &choice.quote.provider)
         .collect();
     for (name, provider) in providers.named() {
-        let asked = provider.bills() && provider.traits().sees_account && !provider.has_parts();
-        if !asked || !sellers.contains(&name) {
+        if !is_to_be_seen(provider.as_ref()) || !sellers.contains(&name) {
             continue;
         }
         let Err(blind) = provider.list().await else {

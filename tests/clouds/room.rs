@@ -6,7 +6,7 @@ use serde_json::Value;
 use stageline::core::unit::MicroDollars;
 use stageline::sim::{Fault, Kind};
 
-use super::desk::{Desk, Ran, finish};
+use super::desk::{Desk, KEY, Ran, finish};
 use super::mounts::offers;
 
 /// An account whose clock runs so fast that listings are late by two seconds at most.
@@ -216,4 +216,38 @@ fn a_machine_of_others_that_costs_nothing_now_leaves_room() {
         desk.run("destroy --auto-approve --state one").exits(0);
         assert!(desk.there().is_empty(), "{kind:?}");
     }
+}
+
+/// A lease that is rented at runpod before it is rented at an account of vast.ai that cannot be seen.
+#[test]
+fn an_account_that_is_second_and_cannot_be_seen_hinders_nothing_and_is_passed_over() {
+    let no = vec![Fault::of("list-success-false")];
+    let other = Desk::of(Kind::Vastai, vec![], 600, 1);
+    other.cloud.world.lock().price_factor = 10.0;
+    let desk = Desk::of(Kind::Runpod, vec![], 600, 1);
+    desk.secret("vast.key", KEY);
+    let vast = format!(
+        "[provider.vast]\nkind = \"vastai\"\nurl = \"{}\"\napi_key = {{ file = \"vast.key\" }}\n\
+         [offer.vast]\nprovider = \"vast\"\nwhere = \"gpu=rtx_4090, vram>=24\"\nimage = \"stageline/agent:1\"\n\
+         attempts = 20\n[offer.gpu]\nattempts = 20",
+        other.cloud.url()
+    );
+    desk.edit("[offer.gpu]", &vast);
+    desk.edit("offers = [\"gpu\"]", "offers = [\"gpu\", \"vast\"]");
+    desk.edit("gpu=rtx_4090|rtx_3090, vram", "gpu=rtx_3090, vram");
+    desk.edit("max_price_per_hour = 1.00", "max_price_per_hour = 20.00");
+    desk.run("plan --out first.plan --state one").exits(0);
+    desk.run("plan --out second.plan --state two").exits(0);
+    other.cloud.world.faults.replace(no).expect("knobs");
+    desk.run("apply second.plan --state two").exits(0);
+    assert_eq!(desk.there().len(), 1);
+    desk.run("destroy --auto-approve --state two").exits(0);
+    // Nothing is left at the first one.
+    let sold_out = vec![Fault::of("capacity")];
+    desk.cloud.world.faults.replace(sold_out).expect("knobs");
+    let ran = desk.run("apply first.plan --state one");
+    ran.says("lease.node[0]: nothing is rented at provider `vast`, whose account cannot be seen");
+    assert_ne!(ran.code, Some(0), "{}", ran.text);
+    assert!(other.cloud.world.lock().machines.is_empty());
+    assert!(desk.there().is_empty());
 }
