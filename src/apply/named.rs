@@ -217,8 +217,9 @@ impl Run<'_> {
         };
         let message =
             format!("nothing is waited for any longer: {lease} is beyond its max_lifetime ({why})");
-        let cause = Cause::new(FailureClass::Capacity, message)
-            .hint("a watcher ends it now, or `stageline release` does; run apply again then");
+        let cause = Cause::new(FailureClass::Capacity, message).hint(format!(
+            "end it by `stageline release {lease}`, where no watcher does; run apply again then"
+        ));
         Err(Stop::Refused(cause))
     }
 }

@@ -297,21 +297,33 @@ fn no_wait_goes_on_beyond_what_a_machine_that_is_there_may_live_or_the_topology_
             &format!("gang = false\nwait_for_capacity = \"24h\"\n{keys}"),
         )
     };
-    let waits = |text: &str, why: &str| {
+    let waits = |text: &str, why: &str, hint: &str| {
         let world = World::with(asks(1));
         let start = world.clock.boottime();
         let report = world.apply(text);
         let waited = world.clock.boottime() - start;
         let mut failed = report.summary.failed.iter();
-        let told = failed.any(|failed| failed.cause.message.contains(why));
+        let told = failed.any(|failed| {
+            let advice = failed.cause.hint.as_deref().unwrap_or_default();
+            failed.cause.message.contains(why) && advice.starts_with(hint)
+        });
         assert!(told, "{:#?}", report.summary);
         waited
     };
-    let waited = waits(&text("max_lifetime = \"1h\""), "is beyond its max_lifetime");
+    // Nobody watches here.
+    let waited = waits(
+        &text("max_lifetime = \"1h\""),
+        "is beyond its max_lifetime",
+        "end it by `stageline release lease.box[",
+    );
     assert!(waited >= 59 * MINUTE && waited < 63 * MINUTE, "{waited:?}");
     let costs = text("max_lifetime = \"never\"")
         .replace("[provider", "[limits]\nmax_spend = 1.0\n[provider");
-    let waited = waits(&costs, "limits.max_spend is $1.00");
+    let waited = waits(
+        &costs,
+        "limits.max_spend is $1.00",
+        "raise limits.max_spend",
+    );
     // Ten hours at $0.10.
     assert!(
         waited >= 590 * MINUTE && waited < 610 * MINUTE,
