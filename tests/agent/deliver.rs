@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use sha2::Digest as _;
 use stageline::core::id::{JournalNumber, Sha256};
@@ -222,5 +223,56 @@ async fn a_machine_fetches_a_model_itself_and_forgets_it_when_told() {
         message.contains("404") && !message.contains("canary"),
         "{message}"
     );
+    agent.shutdown().await;
+}
+
+/// What was fetched is kept for later, and fetched again when it is not what it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kept_model_that_was_spoiled_is_fetched_again_by_the_operator() {
+    let world = World::new();
+    let (bytes, mut model) = model(world.dir.path());
+    let (agent, target) = world.agent(0).await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (served, count) = (bytes.clone(), Arc::clone(&asked));
+    let answer = move || async move {
+        count.fetch_add(1, Ordering::SeqCst);
+        served
+    };
+    let app = axum::Router::new().route("/m", axum::routing::get(answer));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    model.origin = ModelOrigin::OperatorUrl(format!("http://{address}/m"));
+    let kept = world
+        .dir
+        .path()
+        .join(format!("cache/{}.gguf", model.sha256));
+    let spoiled = vec![0; bytes.len()];
+    for (times, client) in [
+        (1, "whole"),
+        (1, "the same file"),
+        (2, "another one of its length"),
+    ] {
+        if times == 2 {
+            std::fs::write(&kept, &spoiled).expect("written");
+        }
+        // Another process knows nothing of what this one read.
+        let other = super::client(&world.identity, world.lineage, world.dir.path());
+        let spec = spec(&target, &model);
+        let delivery = Delivery {
+            spec: &spec,
+            revision: JournalNumber(1),
+            peers: peers(&[&target]),
+            tokens: &BTreeMap::new(),
+            progress: &|_, _| {},
+        };
+        other.deliver(&target, delivery).await.expect(client);
+        assert_eq!(asked.load(Ordering::SeqCst), times, "{client}");
+        assert!(std::fs::read(&kept).expect("there") == bytes, "{client}");
+    }
+    let there = std::fs::read(blob(&world.folder(0), &model)).expect("there");
+    assert!(there == bytes, "the model differs");
     agent.shutdown().await;
 }

@@ -55,18 +55,10 @@ impl Models {
         model: &ModelRef,
     ) -> Result<Arc<ModelFile>, Refusal> {
         let mut checked = self.checked.lock().await;
-        let known = checked.get(path).cloned();
-        let (owned, wanted, size) = (path.to_owned(), model.sha256, model.size);
-        let work = move || check(&owned, wanted, size, known);
-        let found = tokio::task::spawn_blocking(work)
-            .await
-            .unwrap_or_else(|error| Err(Refusal::new("internal", error.to_string())));
-        let (file, now) = found?;
-        checked.insert(path.to_owned(), now);
-        Ok(Arc::new(file))
+        opened(&mut checked, path, model).await
     }
 
-    /// Where the file of a URL is kept, fetched when it is not there yet.
+    /// Where the file of a URL is kept, fetched when it is not there yet, or not what it was.
     pub(super) async fn fetched(
         &self,
         url: &str,
@@ -77,8 +69,8 @@ impl Models {
     ) -> Result<PathBuf, Refusal> {
         let path = cache.join(format!("{}.gguf", model.sha256));
         // One fetch at a time also keeps two deliveries from writing one file.
-        let _one = self.checked.lock().await;
-        if std::fs::metadata(&path).is_ok_and(|meta| meta.len() == model.size.0) {
+        let mut checked = self.checked.lock().await;
+        if opened(&mut checked, &path, model).await.is_ok() {
             return Ok(path);
         }
         let disk = |error: std::io::Error| {
@@ -96,6 +88,23 @@ impl Models {
         std::fs::rename(&temporary, &path).map_err(disk)?;
         Ok(path)
     }
+}
+
+/// Opens a file that is checked unless it is known.
+async fn opened(
+    checked: &mut BTreeMap<PathBuf, Checked>,
+    path: &Path,
+    model: &ModelRef,
+) -> Result<Arc<ModelFile>, Refusal> {
+    let known = checked.get(path).cloned();
+    let (owned, wanted, size) = (path.to_owned(), model.sha256, model.size);
+    let work = move || check(&owned, wanted, size, known);
+    let found = tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Refusal::new("internal", error.to_string())));
+    let (file, now) = found?;
+    checked.insert(path.to_owned(), now);
+    Ok(Arc::new(file))
 }
 
 fn check(
