@@ -8,6 +8,7 @@ mod cpu_pods;
 pub(crate) mod desk;
 mod ends;
 mod fetched;
+mod gang;
 mod guards;
 pub(crate) mod host;
 mod keys;

@@ -226,6 +226,16 @@ impl std::fmt::Display for Billed {
     }
 }
 
+/// The same by the ledger alone: no provider is asked.
+pub(crate) fn tell_of(
+    state: &State,
+    clock: &dyn Clock,
+    alive: impl Fn(&LeaseId) -> bool,
+    console: &Console,
+) {
+    tell(&ledger(state, clock, alive, &[]), console);
+}
+
 /// Says what each lease cost, when they are few, and the sum.
 pub(crate) fn tell(ledger: &Ledger, console: &Console) {
     let spent = ledger.leases.iter().filter(|(_, spent)| !spent.is_zero());

@@ -311,7 +311,7 @@ async fn conclude(
     if summary.finished() {
         reachable(state, console)?;
         let alive = |lease: &LeaseId| state.lease(lease).is_some_and(|held| held.ready.is_some());
-        money::tell(&money::ledger(state, clock.as_ref(), alive, &[]), console);
+        money::tell_of(state, clock.as_ref(), alive, console);
         return Ok(Exit::Done);
     }
     let (failed, blocked) = (summary.failed.len(), summary.blocked.len());
@@ -320,6 +320,7 @@ async fn conclude(
         summary.done
     ));
     up(job, state, console);
+    money::tell_of(state, clock.as_ref(), |_| false, console);
     let doubt = summary.failed.iter().any(|failed| failed.in_doubt);
     let worst = summary.failed.iter().map(|failed| of_cause(&failed.cause));
     let worst = worst
