@@ -88,7 +88,7 @@ pub const KNOBS: &[(&str, &str)] = &[
     ),
     (
         "boot-wrong-gpu",
-        "the agent finds another GPU than was sold; with text \"fewer\", fewer, with \"mixed\", one of them, with \"driver\", an old driver",
+        "the agent finds another GPU than was sold; with text \"fewer\", fewer, with \"mixed\", one of them, with \"driver\", an old driver, with \"vram\", \"memory\" or \"disk\", half of it, with \"arch\", another processor",
     ),
     (
         "ip-missing",
@@ -197,6 +197,9 @@ pub const KNOBS: &[(&str, &str)] = &[
     ),
     ("server-error", "any request is answered 500"),
 ];
+
+/// The texts of `boot-wrong-gpu`.
+pub const WRONG: [&str; 7] = ["fewer", "mixed", "driver", "vram", "memory", "disk", "arch"];
 
 /// One fault.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -239,20 +240,18 @@ impl World {
     }
 
     /// What the record of the next machine says that it is, and what its agent finds.
-    fn is_and_is_found(&self, offer: &Offer) -> (Facts, Facts) {
+    fn is_and_is_found(&self, offer: &Offer, disk: Bytes) -> (Facts, Facts) {
         let facts = match self.faults.fires("create-other-machine") {
             Some(_) => other(&offer.facts),
             None => offer.facts.clone(),
         };
+        let sound = Facts {
+            disk,
+            ..facts.clone()
+        };
         let found = match self.faults.fires("boot-wrong-gpu") {
-            Some(fault) if fault.says("fewer") => fewer(&facts),
-            Some(fault) if fault.says("mixed") => mixed(&facts),
-            Some(fault) if fault.says("driver") => Facts {
-                driver: Some(OLD_DRIVER.to_owned()),
-                ..facts.clone()
-            },
-            Some(_) => other(&facts),
-            None => facts.clone(),
+            Some(fault) => wrong(fault.text.as_deref(), &sound),
+            None => sound,
         };
         (facts, found)
     }
@@ -274,7 +273,7 @@ impl World {
         let runs = provisioned + slow;
         let course = self.course(wish.denied);
         let disk = Bytes(wish.disk_gib << 30);
-        let (facts, found) = self.is_and_is_found(&offer);
+        let (facts, found) = self.is_and_is_found(&offer, disk);
         let meter = self.meter(&offer, wish.disk_gib);
         let price_later = fires("price-later").map(|fault| {
             let price = dearer(offer.price, fault.factor.unwrap_or(1.1));
@@ -296,7 +295,7 @@ impl World {
             account: wish.account,
             label: wish.label,
             facts,
-            found: Facts { disk, ..found },
+            found,
             offer,
             image: wish.image,
             env: wish.env,
@@ -372,6 +371,11 @@ impl World {
             offer.taken &= offer.many;
         }
         true
+    }
+
+    /// Where its machines are.
+    pub fn root(&self) -> &Path {
+        self.booter.root()
     }
 
     /// Removes what is on a volume.
@@ -523,6 +527,27 @@ fn dearer(price: MicroDollars, factor: f64) -> MicroDollars {
         reason = "prices are small and positive"
     )]
     MicroDollars(((price.0 as f64 * factor / step).round() * step) as u64)
+}
+
+/// What is found where something else was sold; each text is one of [`super::fault::WRONG`].
+fn wrong(what: Option<&str>, sold: &Facts) -> Facts {
+    let half = |size: Bytes| Bytes(size.0 / 2);
+    let mut found = sold.clone();
+    match what {
+        Some("fewer") => found = fewer(sold),
+        Some("mixed") => found = mixed(sold),
+        Some("driver") => found.driver = Some(OLD_DRIVER.to_owned()),
+        Some("vram") => found
+            .gpus
+            .iter_mut()
+            .for_each(|gpu| gpu.vram = half(gpu.vram)),
+        Some("memory") => found.memory = half(sold.memory),
+        Some("disk") => found.disk = half(sold.disk),
+        Some("arch") if sold.arch == "aarch64" => found.arch = "x86_64".to_owned(),
+        Some("arch") => found.arch = "aarch64".to_owned(),
+        Some(_) | None => found = other(sold),
+    }
+    found
 }
 
 /// One of its GPUs is another one.

@@ -101,6 +101,45 @@ fn a_machine_with_an_old_driver_or_with_one_gpu_of_another_kind_is_released_and_
     the_second_is_kept(&two);
 }
 
+/// What differs and nothing else: claim and measurement stand beside each other in one line.
+#[test]
+fn a_machine_with_less_of_one_thing_is_released_and_another_one_follows() {
+    std::thread::scope(|scope| {
+        for (text, differs) in [
+            ("vram", "not what was asked for: vram>=24 (it has 12 GiB)"),
+            ("memory", "not what was claimed: memory "),
+            (
+                "disk",
+                "not what was claimed: disk 20 GiB instead of 40 GiB",
+            ),
+            (
+                "arch",
+                "not what was claimed: arch aarch64 instead of x86_64",
+            ),
+        ] {
+            for kind in Kind::ALL {
+                // Half of the disk of any machine there is more than was asked for.
+                if (kind, text) == (Kind::Lambda, "disk") {
+                    continue;
+                }
+                scope.spawn(move || {
+                    let desk = desk(kind, Fault::of("boot-wrong-gpu").text(text).times(1));
+                    let ran = desk.run("apply --auto-approve");
+                    ran.exits(0).says(differs).says("  measured\n");
+                    let mut lines = ran.text.lines();
+                    let line = lines.find(|line| line.starts_with(&format!("{text:8}")));
+                    let line = line.expect("a line of it").split_once(' ').expect("two").1;
+                    let (claim, found) = line.trim().split_once("  ").expect("two columns");
+                    assert_ne!(claim.trim(), found.trim(), "{kind:?} {text}");
+                    assert_eq!(made(&desk), 2, "{kind:?} {text}");
+                    desk.agrees(1);
+                    ends(&desk);
+                });
+            }
+        }
+    });
+}
+
 #[test]
 fn a_machine_that_is_another_by_its_own_record_is_released_and_another_one_follows() {
     for kind in Kind::ALL {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use stageline::sim::Kind;
-use stageline::sim::fault::KNOBS;
+use stageline::sim::fault::{KNOBS, WRONG};
 
 /// A knob, and the test of it at each of [`Kind::ALL`]; nothing where it cannot happen.
 type Row = (&'static str, [&'static str; 3]);
@@ -316,4 +316,38 @@ fn every_knob_is_turned_on_by_a_test_at_every_cloud_that_can_show_it() {
     assert_eq!(known, rows, "each knob has a row");
     let wrong: Vec<String> = ROWS.iter().flat_map(wrong).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Who shows each way in which a machine is another than was sold.
+const WAYS: [(&str, &str); 7] = [
+    (
+        "fewer",
+        "knobs::a_machine_with_another_gpu_or_with_fewer_is_released_and_another_one_follows",
+    ),
+    ("mixed", OLD_OR_MIXED),
+    ("driver", OLD_OR_MIXED),
+    ("vram", LESS),
+    ("memory", LESS),
+    ("disk", LESS),
+    ("arch", LESS),
+];
+const OLD_OR_MIXED: &str = "knobs::a_machine_with_an_old_driver_or_with_one_gpu_of_another_kind_is_released_and_another_one_follows";
+const LESS: &str = "knobs::a_machine_with_less_of_one_thing_is_released_and_another_one_follows";
+
+#[test]
+fn every_way_in_which_a_machine_is_another_is_shown_by_a_test() {
+    assert_eq!(WAYS.map(|(way, _)| way), WRONG);
+    for (way, test) in WAYS {
+        let text = text_of(test).unwrap_or_else(|| panic!("there is no test {test}"));
+        assert!(text.contains("\"boot-wrong-gpu\""), "{test}");
+        assert!(text.contains(&format!("\"{way}\"")), "{way}: {test}");
+    }
+    let (_, told) = KNOBS
+        .iter()
+        .find(|(knob, _)| *knob == "boot-wrong-gpu")
+        .expect("there");
+    assert!(
+        WRONG.iter().all(|way| told.contains(&format!("\"{way}\""))),
+        "{told}"
+    );
 }
