@@ -11,6 +11,7 @@ mod fetched;
 mod gang;
 mod guards;
 pub(crate) mod host;
+mod kept;
 mod keys;
 mod knobs;
 mod lai;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::world::World;
 
-const TINY: &str = r#"
+pub(super) const TINY: &str = r#"
 version = 1
 name = "tiny"
 

@@ -75,7 +75,7 @@ const SPARED: &[(&str, &str)] = &[
 ];
 
 /// Every way in which a secret may show.
-fn forms(secret: &str) -> Vec<String> {
+pub(crate) fn forms(secret: &str) -> Vec<String> {
     let url: String = secret
         .bytes()
         .map(|byte| match byte {
@@ -371,7 +371,7 @@ fn search(world: &World, said: &[Ran]) {
 }
 
 /// The arguments of every process.
-fn arguments() -> BTreeSet<String> {
+pub(crate) fn arguments() -> BTreeSet<String> {
     let entries = std::fs::read_dir("/proc").expect("readable").flatten();
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
     lines

@@ -5,6 +5,7 @@ use stageline::sim::registry::{PASSWORD_HEAD, USER};
 use stageline::sim::{Fault, Kind};
 
 use super::desk::{Desk, Ran, SPEED, finish};
+use super::kept::{is_in_no_file, is_in_no_output, is_on_no_machine};
 
 /// Without signs that a command line would take for its own: `vastai` takes no others.
 fn password() -> String {
@@ -29,24 +30,11 @@ fn desk_with(kind: Kind, faults: Vec<Fault>, count: u32) -> (Desk, String) {
     (desk, login)
 }
 
-/// The password is in none of these outputs, and in no file but its own.
+/// The password is in none of these outputs, in no file but its own, and on no machine.
 fn is_kept(desk: &Desk, said: &[Ran]) {
-    for ran in said {
-        assert!(!ran.text.contains(&password()), "{}", ran.text);
-    }
-    let mut open = vec![desk.path("")];
-    while let Some(folder) = open.pop() {
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                open.push(path);
-            } else if !path.ends_with("token") {
-                let bytes = std::fs::read(&path).unwrap_or_default();
-                let text = String::from_utf8_lossy(&bytes);
-                assert!(!text.contains(&password()), "{}", path.display());
-            }
-        }
-    }
+    is_in_no_output(said, &password());
+    is_in_no_file(&desk.path(""), &password(), "token");
+    is_on_no_machine(desk, &password());
 }
 
 /// The names of credentials in the account of a desk.
