@@ -68,6 +68,7 @@ pub(crate) struct Desk {
     kind: Kind,
     dir: tempfile::TempDir,
     runtime: Runtime,
+    begun: Instant,
     pub(crate) cloud: Running,
 }
 
@@ -114,6 +115,7 @@ impl Desk {
 
     fn at(options: Options, count: u32) -> Self {
         let kind = options.kind;
+        let begun = Instant::now();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -125,6 +127,7 @@ impl Desk {
             kind,
             dir,
             runtime,
+            begun,
             cloud,
         };
         desk.write(&desk.topology(count));
@@ -299,7 +302,7 @@ listen = "127.0.0.1:0"
     }
 
     /// What the cloud bills, by its quick clock, lies between the two bounds of the ledger. What is another's is not ours to pay.
-    pub(crate) fn bill_is_as_counted(&self) {
+    pub(crate) fn bill_is_as_counted(&self) -> Spent {
         let billed = self.cloud.world.bill();
         let now = self.cloud.world.clock.now();
         let others: u64 = {
@@ -314,7 +317,9 @@ listen = "127.0.0.1:0"
         let document: serde_json::Value = serde_json::from_str(ran.text.trim()).expect("JSON");
         let state: State = serde_json::from_value(document["state"].clone()).expect("a state");
         let now = state.ledger_now(SystemClock.now(), SystemClock.boot_point().as_ref());
-        let Spent { least, most, .. } = state.ledger(now, |_| false).total;
+        let ledger = state.ledger(now, |_| false);
+        let spent = ledger.total;
+        let Spent { least, most, .. } = spent;
         // Rates are whole micro-dollars an hour.
         let slack = self.cloud.world.lock().machines.len() as u64;
         assert!(
@@ -323,8 +328,34 @@ listen = "127.0.0.1:0"
             least.0,
             most.0
         );
+        let (width, widest) = (most.0 - least.0, self.widest(ledger.leases.len()) + slack);
+        assert!(
+            width <= widest,
+            "the ledger leaves {width} open, where {widest} is the most that can be"
+        );
+        spent
+    }
+
+    /// All that can be unknown of a bill: each create, and each try of a lease that was written down and never sent, may have made a machine
+    /// as dear as any that was to be had, which is there since.
+    fn widest(&self, leases: usize) -> u64 {
+        let inner = self.cloud.world.lock();
+        let prices = inner.machines.values().flat_map(|it| {
+            let later = it.later.map_or(0, |(_, price)| price.0);
+            [it.meter.per_hour().0, later]
+        });
+        let dearest = prices.max().unwrap_or(0).max(CEILING);
+        let asked = inner.requests.get("create").map_or(0, |asked| *asked);
+        let made = inner.machines.len() as u64;
+        let tries = u128::from(asked.max(made)) + leases as u128;
+        let life = self.begun.elapsed().as_millis();
+        let widest = tries * u128::from(dearest) * life / 3_600_000;
+        u64::try_from(widest).expect("some cents")
     }
 }
+
+/// The price that a try in doubt counts at, in micro-dollars: `max_price_per_hour`.
+const CEILING: u64 = 1_000_000;
 
 impl Drop for Desk {
     fn drop(&mut self) {

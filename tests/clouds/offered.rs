@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use stageline::core::unit::Bytes;
 use stageline::sim::{Kind, Running};
 
 use super::desk::{Desk, cloud};
@@ -136,7 +137,57 @@ async fn the_nearest_that_does_not_fit_has_the_gpu_that_was_asked_for() {
     };
     let models: Vec<String> = misses.iter().map(model).collect();
     assert!(models[0].contains("H100"), "{models:?}");
+    // Each says all that it misses, with what it has instead, and nothing that it has.
+    for miss in misses {
+        let why = miss["why"].as_array().expect("a list");
+        let found = |term: &str| {
+            let one = why.iter().find(|one| one["term"] == term);
+            one.map(|one| one["found"].as_str().expect("a text").to_owned())
+        };
+        let region = miss["facts"]["region"].as_str().unwrap_or("-");
+        assert_eq!(found("region=nowhere-1").as_deref(), Some(region), "{miss}");
+        let other = (!model(miss).contains("H100")).then(|| model(miss));
+        assert_eq!(found("gpu=h100"), other, "{miss}");
+        assert!(!why.is_empty() && why.len() <= 2, "{miss}");
+    }
     market.end().await;
+}
+
+/// The same of sizes and numbers, at every provider, and in words.
+#[test]
+fn what_does_not_fit_says_which_term_and_what_it_has_at_every_provider() {
+    for kind in Kind::ALL {
+        let desk = Desk::of(kind, vec![], 600, 1);
+        let line = "offers --explain --where gpus=1,vram>=4000,region=nowhere-1";
+        let told = document(&desk, &format!("{line} --json"));
+        let misses = told["near_misses"].as_array().expect("a list");
+        assert_eq!(misses.len(), 10, "{kind:?}");
+        for miss in misses {
+            let facts = &miss["facts"];
+            let vram = facts["gpus"][0]["vram"].as_u64().expect("bytes");
+            let has = [
+                ("vram>=4000", Bytes(vram).to_string()),
+                (
+                    "region=nowhere-1",
+                    facts["region"].as_str().unwrap_or("-").to_owned(),
+                ),
+            ];
+            let why = miss["why"].as_array().expect("a list");
+            assert_eq!(why.len(), has.len(), "{kind:?}: {miss}");
+            for (term, found) in has {
+                let said = json!({ "term": term, "found": found });
+                assert!(why.contains(&said), "{kind:?}: {said} of {miss}");
+            }
+        }
+        let vram = misses[0]["facts"]["gpus"][0]["vram"].as_u64();
+        let vram = Bytes(vram.expect("bytes"));
+        let region = misses[0]["facts"]["region"].as_str().unwrap_or("-");
+        let ran = desk.run(line);
+        ran.exits(0)
+            .says("Nearest that do not fit:")
+            .says(&format!("vram>=4000 (it has {vram})"))
+            .says(&format!("region=nowhere-1 (it has {region})"));
+    }
 }
 
 /// What the binary says as JSON; what it says to people comes after it.

@@ -40,6 +40,9 @@ fn the_whole_job(kind: Kind) {
         .exits(0)
         .says("0 left at providers");
     desk.agrees(0);
+    // Nothing went wrong: what nobody saw is the way up and the way down.
+    let spent = desk.bill_is_as_counted();
+    assert!(spent.most.0 <= 3 * spent.least.0, "{kind:?}: {spent:?}");
 }
 
 #[test]

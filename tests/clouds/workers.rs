@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use stageline::sim::Kind;
 
-use super::desk::{Desk, Ran, finish};
+use super::desk::{Desk, Ran, SPEED, finish};
 use super::pushed::desk_of;
 
 /// A program of this build, without what a debugger needs of it: it is sent.
@@ -89,4 +89,32 @@ fn a_worker_that_a_machine_lacks_is_sent_by_the_next_apply() {
         alone.run("destroy --auto-approve").exits(0);
         alone.desk.agrees(0);
     }
+}
+
+/// A model whose weights are real, over the machines of a cloud: however many share it, the answer is the same.
+#[test]
+fn a_real_model_is_served_over_machines_of_a_cloud() {
+    let desk = Desk::of(Kind::Runpod, vec![], SPEED, 1);
+    crate::cli::native::tiny_model(&desk.path("tiny.gguf"));
+    desk.edit(
+        "engine = \"stub\"",
+        "engine = \"native\"\nmodel = { path = \"tiny.gguf\" }\ndtype = \"f32\"",
+    );
+    desk.run("plan").exits(0).says("from provider");
+    let answer = || {
+        desk.run("apply --auto-approve").exits(0).says("is up");
+        let ran = desk.run("ask --raw --max-tokens 40 Hello");
+        ran.exits(0);
+        ran.text
+    };
+    let one = answer();
+    assert!(one.trim().len() > 3, "{one}");
+    desk.agrees(1);
+    desk.edit("count = 1", "count = 2");
+    assert_eq!(answer(), one, "two machines, the same answer");
+    desk.agrees(2);
+    desk.run("destroy --auto-approve")
+        .exits(0)
+        .says("0 left at providers");
+    desk.agrees(0);
 }

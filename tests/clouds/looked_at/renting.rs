@@ -17,7 +17,10 @@ use super::super::desk::{Desk, SPEED, finish};
 use super::{end, made, per_hour, set};
 
 /// How often a create is lost at each, when nothing is said.
-const RUNS: u32 = 2;
+const RUNS: u32 = 25;
+
+/// So many of them at a time: each waits for most of its time.
+const AT_ONCE: usize = 5;
 
 #[test]
 fn a_create_that_fails_after_the_fact_makes_one_machine_at_vastai() {
@@ -36,25 +39,34 @@ fn a_create_that_fails_after_the_fact_makes_one_machine_at_runpod() {
 
 fn a_lost_create(kind: Kind) {
     let runs = std::env::var("STAGELINE_RUNS").map_or(RUNS, |runs| runs.parse().expect("a number"));
-    for run in 0..runs {
-        // Two seconds of the real clock: whoever looks at once sees nothing.
-        let faults = vec![
-            Fault::of("create-500-after-commit").times(1),
-            Fault::of("list-lag").times(1).seconds(1200),
-        ];
-        let desk = Desk::of(kind, faults, SPEED, 1);
-        let ran = desk.run("apply --auto-approve");
-        ran.exits(0)
-            .says("try 1 is unresolved (")
-            .says("status 500")
-            .says("and may bill up to $1.00/h; watching the provider's listing until")
-            .says("was found; it is kept")
-            .says(&format!("is up, {} per hour", per_hour(&desk)));
-        assert_eq!(made(&desk), 1, "one machine in run {run}");
-        desk.agrees(1);
-        end(&desk);
-        assert_eq!(made(&desk), 1, "one machine in run {run}");
+    let runs: Vec<u32> = (0..runs).collect();
+    for some in runs.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            for run in some {
+                scope.spawn(|| one_lost_create(kind, *run));
+            }
+        });
     }
+}
+
+fn one_lost_create(kind: Kind, run: u32) {
+    // Two seconds of the real clock: whoever looks at once sees nothing.
+    let faults = vec![
+        Fault::of("create-500-after-commit").times(1),
+        Fault::of("list-lag").times(1).seconds(1200),
+    ];
+    let desk = Desk::of(kind, faults, SPEED, 1);
+    let ran = desk.run("apply --auto-approve");
+    ran.exits(0)
+        .says("try 1 is unresolved (")
+        .says("status 500")
+        .says("and may bill up to $1.00/h; watching the provider's listing until")
+        .says("was found; it is kept")
+        .says(&format!("is up, {} per hour", per_hour(&desk)));
+    assert_eq!(made(&desk), 1, "one machine in run {run}");
+    desk.agrees(1);
+    end(&desk);
+    assert_eq!(made(&desk), 1, "one machine in run {run}");
 }
 
 #[test]
