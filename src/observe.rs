@@ -17,7 +17,7 @@ use futures::StreamExt;
 use futures::stream;
 use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
 use stageline_core::offer::{Quote, QuoteId, Requirement, by_disk};
-use stageline_core::resource::{Account, Cause, DISK, FailureClass, LeaseReceipt, Spec};
+use stageline_core::resource::{Account, Cause, Contact, DISK, FailureClass, LeaseReceipt, Spec};
 use stageline_core::state::{
     Billed, LookAlike, Observed, ObservedAgent, ObservedLease, ObservedStage, Recorded, Seen,
     State, Stray,
@@ -289,6 +289,10 @@ fn seen(listing: &Result<Listed, Cause>, held: &LeaseReceipt) -> Seen<ObservedLe
                 gpus: machine.facts.gpus.clone(),
                 renamed: machine.request_key.as_ref() != Some(&held.request_key),
                 twins: listed.twins(held),
+                moved: held
+                    .ready
+                    .as_ref()
+                    .and_then(|ready| ready.contact.moved(&machine.contact)),
             }),
         },
     }
@@ -304,7 +308,9 @@ async fn ask_agents(
         .leases
         .iter()
         .filter_map(|(lease, seen)| match seen {
-            Seen::There(there) if there.dead.is_none() => target(state, lease),
+            Seen::There(there) if there.dead.is_none() => {
+                target_by(state, lease, there.moved.as_ref())
+            }
             Seen::There(_) | Seen::Gone | Seen::Unknown(_) => None,
         });
     let answers = statuses(up.collect(), machines, clock).await.into_iter();
@@ -350,6 +356,27 @@ pub fn target(state: &State, lease: &LeaseId) -> Option<Target> {
         endpoint: ready.endpoint,
         contact: ready.contact.clone(),
     })
+}
+
+/// The same, also where its provider tells that it is by now: its key tells whether that is so.
+pub fn target_by(state: &State, lease: &LeaseId, moved: Option<&Contact>) -> Option<Target> {
+    let target = target(state, lease)?;
+    Some(match moved {
+        Some(now) => Target {
+            contact: target.contact.or_at(now),
+            ..target
+        },
+        None => target,
+    })
+}
+
+/// Where an agent that did not answer may be: where its provider tells that its machine is by now. None where that is known already.
+pub async fn elsewhere(state: &State, providers: &Providers, target: &Target) -> Option<Target> {
+    let held = state.lease(&target.lease)?;
+    let provider = providers.get(&held.provider, &held.provider_kind).ok()?;
+    let machine = provider.describe(&held.machine).await.ok()??;
+    let now = target.contact.moved(&machine.contact)?;
+    target_by(state, &target.lease, Some(&now))
 }
 
 /// An agent's answer in the planner's words.

@@ -6,6 +6,7 @@ mod boots;
 mod command;
 mod cpu_pods;
 pub(crate) mod desk;
+mod elsewhere;
 mod ends;
 mod fetched;
 mod gang;

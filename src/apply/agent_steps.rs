@@ -254,9 +254,11 @@ impl<'a> Run<'a> {
     /// What a lease is now. A machine that ends itself by its limits is told others before they are recorded.
     pub(super) async fn record(&self, act: Act<'a>) -> Result<(), Stop> {
         let spec = self.spec(&act.step.address)?;
+        let seen = self.as_seen(act);
+        let moved = seen.as_ref().and_then(|seen| seen.ready.clone());
         let made = Made {
             spec: Some(spec.clone()),
-            receipt: self.at_price_now(act),
+            receipt: seen.map(|seen| Receipt::Lease(Box::new(seen))),
             dated: None,
         };
         let (Spec::Lease(wanted), Some(lease)) = (spec, act.step.address.lease()) else {
@@ -269,7 +271,10 @@ impl<'a> Run<'a> {
         }
         self.protocol(act, |_| async move {
             let machines = refuse!(self.machines());
-            let target = refuse!(self.target(lease));
+            let mut target = refuse!(self.target(lease));
+            if let Some(moved) = moved {
+                target.contact = target.contact.or_at(&moved.contact);
+            }
             let told = self.ask(|| machines.limit(&target, limits)).await?;
             Ok(match told {
                 Ok(()) => Outcome::Done(made),

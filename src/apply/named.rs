@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use stageline_core::id::{Address, LeaseId, Lineage, MachineId, Name, RequestKey};
 use stageline_core::plan::Plan;
-use stageline_core::resource::{Account, Cause, FailureClass, LeaseReceipt, Receipt};
+use stageline_core::resource::{Account, Cause, FailureClass, LeaseReceipt};
 use stageline_core::state::FoldError;
 
 use super::Effects;
@@ -172,18 +172,21 @@ impl Run<'_> {
         named.map(|(name, _, account)| (name, account)).collect()
     }
 
-    /// The receipt of a lease with the price that was seen when the plan was drafted, when it moved.
-    pub fn at_price_now(&self, act: Act<'_>) -> Option<Receipt> {
+    /// The receipt of a lease with the price and the address that were seen when the plan was drafted, when they changed.
+    pub fn as_seen(&self, act: Act<'_>) -> Option<LeaseReceipt> {
         let Address::Lease(lease) = &act.step.address else {
             return None;
         };
         let held = self.held(lease, act.step.generation)?;
-        let price_per_hour = self.plan.leases.get(lease)?.price_per_hour;
-        let receipt = LeaseReceipt {
-            price_per_hour,
+        let terms = self.plan.leases.get(lease)?;
+        let mut receipt = LeaseReceipt {
+            price_per_hour: terms.price_per_hour,
             ..held.clone()
         };
-        (price_per_hour != held.price_per_hour).then(|| Receipt::Lease(Box::new(receipt)))
+        if let (Some(moved), Some(ready)) = (&terms.moved, &mut receipt.ready) {
+            ready.contact = moved.clone();
+        }
+        (receipt != held).then_some(receipt)
     }
 
     /// Whether the ledger leaves money for one more launch.

@@ -8,7 +8,10 @@ use stageline_core::resource::Spec;
 use stageline_core::state::State;
 
 use super::console::Console;
+use super::sellers::Sellers;
 use super::{Exit, Failure, Global, project, relay, session};
+use crate::machine::Target;
+use crate::machine::client::AgentClient;
 use crate::observe;
 use crate::pipeline::infer::{
     Event, Infer as _, InferCode, InferError, Input, Message, Request, Sampling,
@@ -43,6 +46,7 @@ pub(crate) struct Ask {
 impl Ask {
     pub fn run(self, global: &Global, console: &Console) -> Result<Exit, Failure> {
         let place = project::place(global)?;
+        let clock = session::clock();
         let prompt = self.prompt()?;
         session::runtime()?.block_on(async {
             let store = place.open(Mode::Read).await?;
@@ -52,7 +56,6 @@ impl Ask {
             let keys = session::keys_of(&store, genesis, None)?;
             let relays = relay::relays(None, &state, &project::folder(global))?;
             let hands = session::hands(&keys, relays, &place);
-            let way = hands.infer(&entry, &pipeline).await?;
             let input = if self.raw {
                 Input::Prompt(prompt)
             } else {
@@ -73,31 +76,32 @@ impl Ask {
                 deadline_ms: None,
             };
             let asked = async {
-                let mut events = way.infer(request).await?;
-                let mut tokens = 0;
-                while let Some(event) = events.next().await {
-                    let event = event?;
-                    if let Event::Done {
-                        completion_tokens, ..
-                    } = &event
-                    {
-                        tokens = *completion_tokens;
-                    }
-                    draw(&event, console).map_err(|failure| InferError {
-                        code: InferCode::Cancelled,
-                        message: failure.message,
-                    })?;
-                }
-                Ok::<u32, InferError>(tokens)
+                let error = match answer(&hands, &entry, &pipeline, &request, console).await {
+                    Err(Unanswered::Silent(error)) => error,
+                    Err(Unanswered::Failed(failure)) => return Err(failure),
+                    Ok(()) => return Ok(()),
+                };
+                let sellers = Sellers {
+                    topology: None,
+                    state: &state,
+                    place: &place,
+                    folder: std::path::Path::new("."),
+                    clock: &clock,
+                };
+                let Some(entry) = sellers.elsewhere(&entry).await else {
+                    return Err(failed(&pipeline, &error));
+                };
+                let again = answer(&hands, &entry, &pipeline, &request, console).await;
+                again.map_err(|unanswered| unanswered.failure(&pipeline))
             };
             let result = tokio::select! {
-                result = asked => result.map_err(|error| failed(&pipeline, &error)),
+                result = asked => result,
                 _ = tokio::signal::ctrl_c() => {
                     Err(Failure::new(Exit::Interrupted, "interrupted; the request is cancelled"))
                 }
             };
             hands.close().await;
-            result.map(|_| Exit::Done)
+            result.map(|()| Exit::Done)
         })
     }
 
@@ -120,7 +124,7 @@ impl Ask {
     }
 
     /// The pipeline that is asked, and the agent of its entry stage.
-    fn entry(&self, state: &State) -> Result<(Name, crate::machine::Target), Failure> {
+    fn entry(&self, state: &State) -> Result<(Name, Target), Failure> {
         let mut pipelines =
             state
                 .existing()
@@ -155,6 +159,57 @@ impl Ask {
         })?;
         Ok((name.clone(), target))
     }
+}
+
+/// Why a prompt has no answer.
+enum Unanswered {
+    /// Nothing came, perhaps since the entry is elsewhere.
+    Silent(InferError),
+    Failed(Failure),
+}
+
+impl Unanswered {
+    fn failure(self, pipeline: &Name) -> Failure {
+        match self {
+            Self::Silent(error) => failed(pipeline, &error),
+            Self::Failed(failure) => failure,
+        }
+    }
+}
+
+/// Asks, and draws the answer as it comes.
+async fn answer(
+    hands: &AgentClient,
+    entry: &Target,
+    pipeline: &Name,
+    request: &Request,
+    console: &Console,
+) -> Result<(), Unanswered> {
+    let way = hands.infer(entry, pipeline).await;
+    let way = way.map_err(|error| Unanswered::Failed(error.into()))?;
+    let mut began = false;
+    let lost = |began: bool, error: InferError| match error.code {
+        InferCode::StageDown if !began => Unanswered::Silent(error),
+        InferCode::StageDown
+        | InferCode::ContextOverflow
+        | InferCode::BadRequest
+        | InferCode::Forbidden
+        | InferCode::Busy
+        | InferCode::DeadlineExceeded
+        | InferCode::Cancelled
+        | InferCode::Draining
+        | InferCode::Internal => Unanswered::Failed(failed(pipeline, &error)),
+    };
+    let mut events = way
+        .infer(request.clone())
+        .await
+        .map_err(|error| lost(began, error))?;
+    while let Some(event) = events.next().await {
+        let event = event.map_err(|error| lost(began, error))?;
+        began = true;
+        draw(&event, console).map_err(Unanswered::Failed)?;
+    }
+    Ok(())
 }
 
 fn draw(event: &Event, console: &Console) -> Result<(), Failure> {

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 
 use super::console::Console;
 use super::project::Place;
+use super::sellers::Sellers;
 use super::way::{self, ByAgent, Way, failed};
 use super::{Exit, Failure, Global, project, relay, session};
 use crate::machine::Machines as _;
@@ -166,7 +167,7 @@ impl Awake {
     async fn of(global: &Global, place: &Place, lease: &LeaseId) -> Result<Option<Self>, Failure> {
         let store = place.open(Mode::Read).await?;
         let state = store.read().await?.state;
-        let Some(target) = observe::target(&state, lease) else {
+        let Some(mut target) = observe::target(&state, lease) else {
             return Ok(None);
         };
         let relays = relay::relays(None, &state, &project::folder(global));
@@ -174,6 +175,18 @@ impl Awake {
         let limits = recorded.and_then(Recorded::limits_in_force);
         let every = limits.map_or(Self::EVERY, |limits| limits.idle_timeout.duration() / 4);
         let hands = session::hands_if_any(&store, &state, relays, place)?;
+        if let Some(hands) = &hands
+            && hands.status(&target).await.is_err()
+        {
+            let sellers = Sellers {
+                topology: None,
+                state: &state,
+                place,
+                folder: std::path::Path::new("."),
+                clock: &session::clock(),
+            };
+            target = sellers.elsewhere(&target).await.unwrap_or(target);
+        }
         Ok(hands.map(|hands| Self {
             hands,
             target,

@@ -40,9 +40,20 @@ impl Logs {
             let keys = session::keys_of(&store, genesis, None)?;
             let relays = relay::relays(None, &state, &project::folder(global))?;
             let hands = session::hands(&keys, relays, &place);
-            let stream = hands
-                .logs(&target, source, self.tail << 10, self.follow)
-                .await;
+            let sellers = Sellers {
+                topology: None,
+                state: &state,
+                place: &place,
+                folder: std::path::Path::new("."),
+                clock: &clock,
+            };
+            let tail = self.tail << 10;
+            let mut stream = hands.logs(&target, source.clone(), tail, self.follow).await;
+            if let Err(MachineError::Unreachable { .. }) = stream
+                && let Some(target) = sellers.elsewhere(&target).await
+            {
+                stream = hands.logs(&target, source, tail, self.follow).await;
+            }
             let result = match stream {
                 Ok(mut pieces) => loop {
                     let piece = tokio::select! {
@@ -57,15 +68,8 @@ impl Logs {
                 },
                 // A dead agent says nothing more, but its machine may have kept what it printed.
                 Err(error @ MachineError::Unreachable { .. }) => {
-                    let sellers = Sellers {
-                        topology: None,
-                        state: &state,
-                        place: &place,
-                        folder: std::path::Path::new("."),
-                        clock: &clock,
-                    };
                     let providers = sellers.providers()?;
-                    kept(&state, &target, &providers, self.tail << 10, console)
+                    kept(&state, &target, &providers, tail, console)
                         .await
                         .ok_or_else(|| Failure::from(error))
                 }

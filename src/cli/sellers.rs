@@ -17,6 +17,8 @@ use super::project::Place;
 use super::session::local;
 use crate::ambient::SharedClock;
 use crate::apply::{Providers, Secrets as _};
+use crate::machine::Target;
+use crate::observe;
 use crate::provider::Provider;
 use crate::provider::command::{CommandProvider, CommandSettings};
 use crate::provider::http::CloudSettings;
@@ -113,6 +115,13 @@ impl Sellers<'_> {
         let here = "local".parse().expect("it is a name");
         providers.insert_kind(self.local(&here, None, MicroDollars::ZERO, &sight)?);
         Ok(providers)
+    }
+
+    /// A machine whose agent does not answer, where its provider tells that it is by now; none where that is known already, or nobody
+    /// tells.
+    pub async fn elsewhere(&self, target: &Target) -> Option<Target> {
+        let providers = self.providers().ok()?;
+        observe::elsewhere(self.state, &providers, target).await
     }
 
     fn local(

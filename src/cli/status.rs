@@ -92,7 +92,9 @@ impl Status {
             let mut agents = BTreeMap::new();
             if let Some(hands) = &hands {
                 let asked = observed.leases.iter().filter(|(_, seen)| is_up(seen));
-                let asked = asked.filter_map(|(lease, _)| observe::target(&state, lease));
+                let asked = asked.filter_map(|(lease, _)| {
+                    observe::target_by(&state, lease, observed.moved(lease))
+                });
                 let asked: Vec<Target> = asked.collect();
                 agents = match hands.online().await {
                     Ok(()) => observe::statuses(asked, &**hands, clock.as_ref()).await,

@@ -363,7 +363,9 @@ impl Watcher<'_> {
             .iter()
             .filter(|one| !matches!(one.limit, Limit::Idle | Limit::Interrupt));
         let targets: Vec<_> = working
-            .filter_map(|one| observe::target(state, &one.lease))
+            .filter_map(|one| {
+                observe::target_by(state, &one.lease, self.sight.moved.get(&one.lease))
+            })
             .collect();
         let drained = async {
             let begun = self.clock.boottime();

@@ -12,8 +12,8 @@ use super::project::Place;
 use super::sellers::Sellers;
 use super::{Failure, Global, project, relay, session};
 use crate::apply::Keys as _;
-use crate::machine::Target;
 use crate::machine::client::AgentClient;
+use crate::machine::{Machines as _, Target};
 use crate::observe;
 use crate::provider::Provider;
 use crate::ssh::{HostKey, Login, OwnKey};
@@ -68,8 +68,14 @@ pub(super) async fn to(global: &Global, place: &Place, lease: &LeaseId) -> Resul
     let genesis = state.genesis.as_ref().ok_or_else(|| not_ready(lease))?;
     let keys = session::keys_of(&store, genesis, None)?;
     let relays = relay::relays(topology, &state, &folder)?;
+    let hands = session::hands(&keys, relays, place);
+    let target = match hands.status(&target).await {
+        Ok(_) => target,
+        // It may be somewhere else by now; its provider is asked only then.
+        Err(_) => sellers.elsewhere(&target).await.unwrap_or(target),
+    };
     Ok(Way::Agent(ByAgent {
-        hands: session::hands(&keys, relays, place),
+        hands,
         env: env(topology, &state, lease),
         target,
     }))

@@ -91,6 +91,7 @@ impl Keeper {
         let begun = shared.config.clock.boottime();
         let dialled = tokio::select! {
             dialled = self.dial(shared, stage, &place.id) => dialled,
+            () = moved(shared, &to, stage) => Err(Try::Again),
             () = shared.config.clock.sleep(DIAL_MAX) => {
                 Err(Try::Failed(format!("no answer within {} s", DIAL_MAX.as_secs())))
             }
@@ -191,6 +192,19 @@ impl Keeper {
             bulk: Bulk::Write,
         };
         Ok((wire, stage.endpoint, why))
+    }
+}
+
+/// Returns once a roster says that a stage is reached elsewhere.
+async fn moved(shared: &Arc<Shared>, to: &StageId, before: &RosterStage) {
+    loop {
+        let taken = shared.taken.notified();
+        let now = shared.roster(&to.pipeline);
+        let stage = now.as_ref().and_then(|(_, roster)| roster.stage(to.index));
+        if stage.is_some_and(|stage| before.contact.moved(&stage.contact).is_some()) {
+            return;
+        }
+        taken.await;
     }
 }
 

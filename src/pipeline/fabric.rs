@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use iroh::Endpoint;
 use stageline_core::id::{EndpointKey, Lineage, Name, OperatorId, StageId};
 use stageline_core::resource::Contact;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::accept::{InferProtocol, StageProtocol};
@@ -88,6 +88,8 @@ pub(super) struct Shared {
     pub(super) stop: CancellationToken,
     draining: Mutex<Option<Drain>>,
     known: Mutex<BTreeMap<Name, Known>>,
+    /// Told when a roster was taken.
+    pub(super) taken: Notify,
     starts: Mutex<BTreeMap<Slot, Starts>>,
 }
 
@@ -130,6 +132,7 @@ impl Fabric {
                 stop: CancellationToken::new(),
                 draining: Mutex::default(),
                 known: Mutex::default(),
+                taken: Notify::new(),
                 starts: Mutex::default(),
             }),
         }
@@ -364,7 +367,11 @@ impl Shared {
                 pipeline: name.clone(),
                 why,
             })?;
-        let mut new = match known.remove(&name) {
+        let old = known.remove(&name);
+        let moved = old
+            .as_ref()
+            .map_or_else(Vec::new, |old| roster.moved(&old.roster));
+        let mut new = match old {
             Some(old) => Known {
                 signed,
                 roster,
@@ -380,6 +387,10 @@ impl Shared {
         self.settle_nodes(&mut new);
         self.settle_keepers(&mut new);
         known.insert(name, new);
+        for node in known.values().flat_map(|known| known.nodes.values()) {
+            moved.iter().for_each(|peer| node.peer_moved(*peer));
+        }
+        self.taken.notify_waiters();
         Ok(RosterChange::Taken)
     }
 

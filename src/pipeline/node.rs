@@ -322,6 +322,17 @@ impl Node {
         }
     }
 
+    /// Closes every edge with a machine that is somewhere else now. As long as one of them is open, new connections go where it was:
+    /// iroh sends what is for a peer by one path.
+    pub(super) fn peer_moved(&self, peer: EndpointKey) {
+        let mut inner = self.lock();
+        let ends = inner.ends.iter().filter(|(_, end)| end.peer == peer);
+        let sides: Vec<Side> = ends.map(|(side, _)| *side).collect();
+        for side in sides {
+            self.end(&mut inner, side, "its machine is reached elsewhere now");
+        }
+    }
+
     fn end(&self, inner: &mut Inner, side: Side, why: &str) {
         let end = inner.ends.remove(&side);
         inner.core.edge_down(self.clock.boottime(), side, why);

@@ -189,6 +189,21 @@ impl Roster {
         same == *other
     }
 
+    /// The machines that are reached elsewhere than an earlier roster says.
+    pub fn moved(&self, before: &Self) -> Vec<EndpointKey> {
+        let moved = |now: &&RosterStage| {
+            let mut before = before.stages.iter();
+            before.any(|was| {
+                was.endpoint == now.endpoint && was.contact.moved(&now.contact).is_some()
+            })
+        };
+        self.stages
+            .iter()
+            .filter(moved)
+            .map(|now| now.endpoint)
+            .collect()
+    }
+
     /// How many stages there are.
     pub fn num_stages(&self) -> u32 {
         u32::try_from(self.stages.len()).expect("checked: at most 128 stages")

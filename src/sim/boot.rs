@@ -110,6 +110,15 @@ impl Booter {
         })
     }
 
+    /// Starts an agent that was halted, where its machine is by now.
+    pub(super) fn resume(&self, machine: &Machine) -> Option<Agent> {
+        let folder = Folder::new(&self.root.join(machine.id.to_string()));
+        let mut config = folder.read_config().ok()?;
+        config.listen = machine.listen;
+        folder::write_json(&folder.config(), &config).ok()?;
+        self.start(machine)
+    }
+
     /// Starts it by the machine's own command, which fetches it.
     fn start_by(
         &self,
@@ -291,6 +300,22 @@ impl Agent {
                 .status();
             run.ok();
         });
+    }
+
+    /// Whether it was started by ourselves, and not by what was brought or fetched there.
+    pub(super) fn can_move(&self) -> bool {
+        self.folder == self.root && self.address().is_some()
+    }
+
+    /// Ends it, and leaves the machine's disk as it is. Where it was is of no use any more.
+    pub(super) async fn halt(mut self) {
+        self.child.kill().await.ok();
+        let folder = Folder::new(&self.folder);
+        let work = move || {
+            end_leftovers(&folder);
+            folder::remove_file(&folder.contact()).ok();
+        };
+        tokio::task::spawn_blocking(work).await.ok();
     }
 
     /// Ends it as a machine ends: at once, with all that it started.

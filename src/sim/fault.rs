@@ -96,7 +96,8 @@ pub const KNOBS: &[(&str, &str)] = &[
     ),
     (
         "ip-changes",
-        "a running machine's port is told wrong at first",
+        "a running machine's address is told wrong at first; with text \"later\", it is another one after `seconds`, where its agent \
+         starts again, if it was neither pushed nor fetched",
     ),
     (
         "ssh-refused",

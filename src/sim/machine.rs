@@ -140,6 +140,8 @@ pub struct Machine {
     pub address_from: u64,
     /// How often its address is told wrong.
     pub wrong_address: u32,
+    /// It is somewhere else from then on.
+    pub moves: Option<u64>,
     /// It is gone from then on.
     pub gone_from: Option<u64>,
     /// It was gone, and is listed until then all the same.

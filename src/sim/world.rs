@@ -1,7 +1,7 @@
 //! Offers, machines and money of a simulator, whatever the provider's words for them are.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -322,7 +322,11 @@ impl World {
                 (from, from + fault.millis(600))
             }),
             address_from: runs + after(fires("ip-missing"), 60),
-            wrong_address: u32::from(fires("ip-changes").is_some()),
+            wrong_address: u32::from(self.faults.fires_but("ip-changes", "later").is_some()),
+            moves: self
+                .faults
+                .fires_as("ip-changes", "later")
+                .map(|fault| runs + fault.millis(600)),
             gone_from: None,
             ghost_until: 0,
             bills_booting: wish.bills_booting,
@@ -399,15 +403,32 @@ impl World {
     /// Does what time has done, until the simulator ends.
     pub(super) async fn run(&self) {
         loop {
-            for agent in self.tick() {
+            let (ended, moving) = self.tick();
+            for agent in ended {
                 agent.kill().await;
+            }
+            for (id, agent) in moving {
+                agent.halt().await;
+                self.resume(id);
             }
             tokio::time::sleep(TICK).await;
         }
     }
 
-    /// Starts agents of machines that run now, and returns those of machines that do not any more.
-    fn tick(&self) -> Vec<Agent> {
+    /// Starts the agent of a machine again, at another address.
+    fn resume(&self, id: u64) {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        if let Some(machine) = inner.machines.get_mut(&id)
+            && machine.is_there(now)
+        {
+            machine.listen = machine.listen.map(elsewhere);
+            machine.agent = self.booter.resume(machine);
+        }
+    }
+
+    /// Starts agents of machines that run now, and returns those of machines that do not any more, and of those that go elsewhere.
+    fn tick(&self) -> (Vec<Agent>, Vec<(u64, Agent)>) {
         let now = self.clock.now();
         let due: Vec<(Offer, Wish)> = {
             let mut inner = self.lock();
@@ -423,7 +444,7 @@ impl World {
         for (offer, wish) in due {
             self.make(offer, wish);
         }
-        let mut ended = Vec::new();
+        let (mut ended, mut moving) = (Vec::new(), Vec::new());
         let mut inner = self.lock();
         let Inner {
             machines,
@@ -456,9 +477,13 @@ impl World {
             let over = !machine.is_there(now) || machine.stand(now) == Stand::Stopped;
             if over {
                 ended.extend(machine.agent.take());
+            } else if machine.moves.is_some_and(|at| at <= now) {
+                let agent = machine.agent.take_if(|agent| agent.can_move());
+                machine.moves = machine.moves.filter(|_| agent.is_none());
+                moving.extend(agent.map(|agent| (machine.id, agent)));
             }
         }
-        ended
+        (ended, moving)
     }
 
     /// Ends every machine.
@@ -479,6 +504,18 @@ impl World {
 
 /// What a machine's traffic costs, where it is billed.
 const TRAFFIC: MicroDollars = MicroDollars(250_000);
+
+/// Another loopback address.
+fn elsewhere(listen: SocketAddr) -> SocketAddr {
+    match listen.ip() {
+        IpAddr::V4(ip) => {
+            let [net, first, rest @ ..] = ip.octets();
+            let [second, third] = rest;
+            SocketAddr::from(([net, first ^ 1, second, third], listen.port()))
+        }
+        IpAddr::V6(_) => listen,
+    }
+}
 
 /// A driver that is older than any that is sold.
 const OLD_DRIVER: &str = "390.25";

@@ -114,7 +114,7 @@ const ROWS: &[Row] = &[
     ),
     (
         "ip-changes",
-        all("knobs::an_address_that_is_told_wrong_at_first_is_asked_for_again"),
+        all("elsewhere::a_machine_whose_address_changes_is_found_there_and_that_is_recorded"),
     ),
     (
         "ssh-refused",

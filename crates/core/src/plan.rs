@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Address, Fingerprint, Generation, LeaseId, Lineage, Name, PlanId};
 use crate::journal::Verb;
 use crate::offer::Quote;
-use crate::resource::Spec;
+use crate::resource::{Contact, Spec};
 use crate::shared::Shared;
 use crate::state::{Edit, Lapse, Spent};
 use crate::topology::AgentWay;
@@ -251,6 +251,9 @@ pub struct LeaseTerms {
     /// How the agent gets onto the first choice; none where it need not, and for a lease that is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentWay>,
+    /// Where the agent of a machine that is kept is reached by now, when that is to be recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<Contact>,
 }
 
 #[expect(

@@ -438,6 +438,34 @@ impl Contact {
     pub fn is_unknown(&self) -> bool {
         self.direct.is_empty() && self.relay.is_none()
     }
+
+    /// Where it is by now, when all that is told of it is new. What is reached by a relay alone has no address to lose.
+    pub fn moved(&self, told: &Self) -> Option<Self> {
+        let known = |address| self.direct.contains(address);
+        if self.direct.is_empty() || told.direct.is_empty() || told.direct.iter().any(known) {
+            return None;
+        }
+        Some(Self {
+            direct: told.direct.clone(),
+            relay: told.relay.clone().or_else(|| self.relay.clone()),
+        })
+    }
+
+    /// Wherever it may be: where it is told to be now, and where it was.
+    #[must_use]
+    pub fn or_at(&self, now: &Self) -> Self {
+        let before = self.direct.iter().filter(|it| !now.direct.contains(it));
+        Self {
+            direct: now.direct.iter().chain(before).copied().collect(),
+            relay: now.relay.clone().or_else(|| self.relay.clone()),
+        }
+    }
+
+    /// Its addresses in words.
+    pub fn addresses(&self) -> String {
+        let each: Vec<String> = self.direct.iter().map(ToString::to_string).collect();
+        each.join(", ")
+    }
 }
 
 /// What is present on a machine.
@@ -447,7 +475,8 @@ pub struct DeliveryReceipt {
     pub endpoint: EndpointKey,
     /// The revision of each pipeline's roster: the journal number of the step that made it.
     pub rosters: BTreeMap<Name, JournalNumber>,
-    /// The key of every machine that the rosters named: tells a roster with an old key from a current one.
+    /// The key of every machine that the rosters named: tells a roster with an old key from a current one. One that is reached
+    /// elsewhere by now is taken out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peers: BTreeMap<LeaseId, EndpointKey>,
 }
@@ -477,7 +506,8 @@ pub struct ExposureReceipt {
     pub endpoint: EndpointKey,
     /// What a client is pointed at.
     pub url: String,
-    /// The key of every entry machine that it was given: tells an old key from a current one.
+    /// The key of every entry machine that it was given: tells an old key from a current one. One that is reached elsewhere by
+    /// now is taken out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peers: BTreeMap<LeaseId, EndpointKey>,
 }

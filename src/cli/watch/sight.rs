@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use stageline_core::id::{LeaseId, Name};
-use stageline_core::resource::{Cause, FailureClass};
+use stageline_core::resource::{Cause, Contact, FailureClass};
 use stageline_core::state::State;
 use stageline_core::topology::{AgentSource, Limits, Topology};
 use stageline_core::unit::Millis;
@@ -35,6 +35,8 @@ pub(super) struct Sight {
     blind: BTreeMap<Seller, Cause>,
     /// Agents cannot be asked, for want of what is here and not there.
     deaf: bool,
+    /// Where agents that fell silent are reached by now, as their providers tell.
+    pub(super) moved: BTreeMap<LeaseId, Contact>,
 }
 
 /// When an account has to be seen.
@@ -190,7 +192,7 @@ impl Watcher<'_> {
     /// What each agent says; none when none can be asked from here.
     pub(super) async fn hear(&mut self, state: &State) -> Option<BTreeMap<LeaseId, Heard>> {
         let targets: Vec<_> = watch::guarded(state)
-            .filter_map(|(lease, _)| observe::target(state, lease))
+            .filter_map(|(lease, _)| observe::target_by(state, lease, self.sight.moved.get(lease)))
             .collect();
         if targets.is_empty() {
             return Some(BTreeMap::new());

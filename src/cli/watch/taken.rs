@@ -44,6 +44,10 @@ impl Watcher<'_> {
         self.asked = Some((now, suspects.iter().copied().cloned().collect()));
         let observed = self.observe(state).await?;
         for lease in &suspects {
+            // It is asked there at the next look.
+            if let Some(moved) = observed.moved(lease) {
+                self.sight.moved.insert((*lease).clone(), moved.clone());
+            }
             if let Some(what) = observed.leases.get(*lease).and_then(lost) {
                 let text =
                     format!("{lease}: its machine {what}; `stageline plan` shows what that means");

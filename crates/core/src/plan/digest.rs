@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{Change, Choice, EndsBy, FieldChange, LeaseTerms, Plan, Verdict};
 use crate::id::{Address, Fingerprint, Generation, LeaseId, Name, PlanId};
 use crate::offer::Quote;
-use crate::resource::LeaseSpec;
+use crate::resource::{Contact, LeaseSpec};
 use crate::shared::{Shared, Table};
 use crate::state::stored::SpecPlace;
 use crate::topology::AgentWay;
@@ -87,6 +87,7 @@ impl Plan {
         };
         let changes = self.change_rows(&mut specs);
         let mut ways: Vec<(&LeaseId, AgentWay)> = Vec::new();
+        let mut moves: Vec<(&LeaseId, &Contact)> = Vec::new();
         let leases: Vec<LeaseRow<'_>> = self
             .leases
             .iter()
@@ -101,7 +102,9 @@ impl Plan {
                     waits,
                     ends,
                     agent,
+                    moved,
                 } = terms;
+                moves.extend(moved.as_ref().map(|moved| (id, moved)));
                 ways.extend(agent.map(|agent| (id, agent)));
                 let list = lists.place(shortlist);
                 let prices = (*price_per_hour, *ceiling);
@@ -136,6 +139,9 @@ impl Plan {
         let body = (drift, changes, steps, edits, leases, money, notes);
         // A plan without them keeps the digest that it had before there were any.
         match (lapsed.is_empty(), ways.is_empty()) {
+            _ if !moves.is_empty() => {
+                Fingerprint::of_json(&((head, times, tables, body, lapsed, ways, accounts), moves))
+            }
             _ if !accounts.is_empty() => {
                 Fingerprint::of_json(&(head, times, tables, body, lapsed, ways, accounts))
             }

@@ -11,7 +11,7 @@ use super::market::unfit;
 use crate::id::{Address, LeaseId, RequestKey};
 use crate::journal::Verb;
 use crate::offer::{Facts, Gpu, count};
-use crate::resource::{LeaseReceipt, LeaseSpec, Spec};
+use crate::resource::{Contact, LeaseReceipt, LeaseSpec, Spec};
 use crate::state::{Limit, ObservedLease, Recorded, Seen, Stray};
 use crate::topology::Mount;
 use crate::unit::{MicroDollars, Timestamp};
@@ -154,7 +154,8 @@ impl<'a> Drafting<'a> {
         if let Some(what) = too_small(spec, receipt) {
             self.notes.push(format!("{id}: {what}"));
         }
-        let call = settle(spec, recorded, receipt, self.price(id, receipt));
+        let moved = self.input.observed.moved(id);
+        let call = settle(spec, recorded, receipt, self.price(id, receipt), moved);
         match self.extra(id, recorded) {
             Some(extra) if call.build.is_empty() => {
                 let (what, is) = match extra.price_per_hour.0 {
@@ -213,6 +214,9 @@ impl<'a> Drafting<'a> {
                             seen.price_per_hour, receipt.price_per_hour
                         );
                         self.drifted(&address, what);
+                    }
+                    if let (Some(now), Some(ready)) = (&seen.moved, &receipt.ready) {
+                        self.drifted(&address, address_moved(&ready.contact, now));
                     }
                     self.shown(&address, seen, receipt);
                     None
@@ -462,6 +466,7 @@ fn settle(
     recorded: &Recorded,
     receipt: &LeaseReceipt,
     price: MicroDollars,
+    moved: Option<&Contact>,
 ) -> Call {
     let ready = receipt.ready.is_some();
     if recorded.is_unresolved() {
@@ -481,8 +486,7 @@ fn settle(
     if pending == Some(Verb::Await) {
         return Call::new(Verdict::Update, "was not ready yet").build(&[Verb::Await]);
     }
-    if price != receipt.price_per_hour {
-        let reason = price_moved(receipt.price_per_hour, price);
+    if let Some(reason) = otherwise(receipt, price, moved) {
         return Call::new(Verdict::Update, reason).build(&[Verb::Record]);
     }
     let limits = |spec: &LeaseSpec| (spec.idle_timeout, spec.max_lifetime, spec.protect);
@@ -513,7 +517,27 @@ fn on_demand(spec: &LeaseSpec) -> Option<Timestamp> {
     spec.terms.iter().find_map(|terms| terms.on_demand_since)
 }
 
-/// The reason of a step that only records what a machine costs now.
-pub(super) fn price_moved(was: MicroDollars, is: MicroDollars) -> String {
-    format!("its price is recorded: {is}/h now, {was}/h before")
+/// The reason of a step that only records what a machine costs now, and where its agent is reached; none where both are as recorded.
+pub(super) fn otherwise(
+    receipt: &LeaseReceipt,
+    price: MicroDollars,
+    moved: Option<&Contact>,
+) -> Option<String> {
+    let before = receipt.price_per_hour;
+    let price = (price != before)
+        .then(|| format!("its price is recorded: {price}/h now, {before}/h before"));
+    let contact = moved.zip(receipt.ready.as_ref()).map(|(now, ready)| {
+        let (now, before) = (now.addresses(), ready.contact.addresses());
+        format!("its address is recorded: {now} now, {before} before")
+    });
+    let both: Vec<String> = price.into_iter().chain(contact).collect();
+    (!both.is_empty()).then(|| both.join("; "))
+}
+
+fn address_moved(was: &Contact, is: &Contact) -> String {
+    format!(
+        "its address changed from {} to {}",
+        was.addresses(),
+        is.addresses()
+    )
 }

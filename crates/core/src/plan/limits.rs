@@ -78,6 +78,7 @@ pub(super) fn terms(
             guard(spec, kept, input)
         },
         agent,
+        moved: kept.and_then(|_| input.observed.moved(id).cloned()),
     })
 }
 

@@ -83,10 +83,10 @@ impl<'a> Drafting<'a> {
             )
             | None => return update("it was begun and not finished".to_owned()),
         };
-        match self.new_key(named(spec), known) {
-            Some(lease) => update(format!(
-                "its roster names {lease}, whose machine has a new key"
-            )),
+        match self.otherwise(id, named(spec), known) {
+            Some((lease, what)) => {
+                update(format!("its roster names {lease}, whose machine {what}"))
+            }
             None => Call::new(Verdict::Keep, "as declared"),
         }
     }
@@ -291,8 +291,8 @@ impl<'a> Drafting<'a> {
             )
             | None => return update("it was begun and not finished".to_owned()),
         };
-        match self.new_key(spec.pipelines.values(), known) {
-            Some(lease) => update(format!("it sends to {lease}, whose machine has a new key")),
+        match self.otherwise(&spec.at, spec.pipelines.values(), known) {
+            Some((lease, what)) => update(format!("it sends to {lease}, whose machine {what}")),
             None => Call::new(Verdict::Keep, "as declared"),
         }
     }
@@ -310,16 +310,24 @@ impl<'a> Drafting<'a> {
         }
     }
 
-    /// The first of these machines with another key than the one that was given out.
-    fn new_key<'b>(
+    /// The first of these machines with another key than the one that was given out, or that is reached elsewhere than it was
+    /// told. Nobody looks for itself. A state of before has no keys.
+    fn otherwise<'b>(
         &self,
+        own: &LeaseId,
         machines: impl IntoIterator<Item = &'b LeaseId>,
         known: &BTreeMap<LeaseId, EndpointKey>,
-    ) -> Option<&'b LeaseId> {
-        machines.into_iter().find(|lease| {
-            let given = known.get(*lease);
-            self.fate(lease) == Fate::New
-                || given.is_some_and(|_| given != self.key(lease).as_ref())
+    ) -> Option<(&'b LeaseId, &'static str)> {
+        machines.into_iter().find_map(|lease| {
+            let given = known.get(lease);
+            let new_key = given.is_some_and(|_| given != self.key(lease).as_ref());
+            let taken_out = given.is_none() && !known.is_empty();
+            let moved = taken_out || self.input.observed.moved(lease).is_some();
+            if self.fate(lease) == Fate::New || new_key {
+                Some((lease, "has a new key"))
+            } else {
+                (moved && lease != own).then_some((lease, "is reached elsewhere now"))
+            }
         })
     }
 

@@ -1,10 +1,11 @@
 //! `--refresh-only`: nothing is made or changed in the world; the state learns what was seen.
 //!
 //! A machine that a trusted listing does not have leaves the state, by the step that proves it gone; a price that moved
-//! is recorded. All other differences are shown only.
+//! is recorded, and an address. All other differences are shown only.
 
 use super::Verdict;
 use super::draft::{Call, Drafting, Fate, lease_receipt, machine_of};
+use super::lease::otherwise;
 use crate::id::Address;
 use crate::journal::Verb;
 use crate::resource::Spec;
@@ -36,11 +37,12 @@ impl<'a> Drafting<'a> {
                 let call = Call::new(Verdict::Delete, reason).teardown(Verb::Release);
                 (call, Fate::Ends)
             }
-            (Some(Seen::There(there)), Some(held))
-                if there.price_per_hour != held.price_per_hour && recorded.spec.is_some() =>
-            {
-                let reason = super::lease::price_moved(held.price_per_hour, there.price_per_hour);
-                let call = Call::new(Verdict::Update, reason).build(&[Verb::Record]);
+            (Some(Seen::There(there)), Some(held)) if recorded.spec.is_some() => {
+                let moved = self.input.observed.moved(id);
+                let call = match otherwise(held, there.price_per_hour, moved) {
+                    Some(reason) => Call::new(Verdict::Update, reason).build(&[Verb::Record]),
+                    None => keep,
+                };
                 (call, Fate::Stays)
             }
             (_, _) => (keep, Fate::Stays),

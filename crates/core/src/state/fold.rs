@@ -1,6 +1,7 @@
 //! The transition function: a state and a record to the next state.
 
 mod done;
+mod moved;
 mod recorded;
 
 use std::collections::BTreeSet;
@@ -333,9 +334,11 @@ impl State {
             | Verb::Check
             | Verb::Expose => {
                 let now = self.clock.tick(done.at);
+                let way = self.way(done.address);
                 let (clock, recorded) = self.open(done.address, done.generation)?;
                 let made = done.made.is_some();
                 recorded.finish(done.spec, done.made, now, clock);
+                self.moved(done.address, way);
                 if made {
                     self.proved_good(done.address);
                 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Fingerprint, LeaseId, MachineId, Name, RequestKey, StageId};
 use crate::label::Label;
 use crate::offer::Gpu;
-use crate::resource::Cause;
+use crate::resource::{Cause, Contact};
 use crate::unit::{MicroDollars, Timestamp};
 
 /// The answer to one question. Not knowing is never the same as absence.
@@ -44,6 +44,16 @@ pub struct Observed {
     pub agents: BTreeMap<LeaseId, Seen<ObservedAgent>>,
 }
 
+impl Observed {
+    /// Where the agent of a machine that is up is reached by now, when that is nowhere that is recorded.
+    pub fn moved(&self, lease: &LeaseId) -> Option<&Contact> {
+        match self.leases.get(lease)? {
+            Seen::There(there) if there.dead.is_none() => there.moved.as_ref(),
+            Seen::There(_) | Seen::Gone | Seen::Unknown(_) => None,
+        }
+    }
+}
+
 /// A machine as its provider shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ObservedLease {
@@ -63,6 +73,9 @@ pub struct ObservedLease {
     /// Other machines of that name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub twins: Vec<MachineId>,
+    /// Where its agent is reached by now; none where that is as recorded, or not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<Contact>,
 }
 
 /// A machine with our mark that no lease stands for. It is shown, and left alone.
