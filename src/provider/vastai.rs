@@ -82,7 +82,12 @@ const PAGE: usize = 25;
 /// More pages than any account has.
 const PAGES_MAX: usize = 4000;
 
-/// How old a listing may be for a mere look at one instance. The provider asks for at most one in 10 s and allows one in 1 s.
+/// Searches for one requirement, each for what the one before had no room for: more offers than there are. Their turns are ten in a
+/// minute.
+const SEARCHES_MAX: usize = 8;
+
+/// How old a listing may be for a mere look at one instance. The provider asks for at most one in 10 s and allows one in 1 s: a boot
+/// takes a minute, of which ten seconds would be lost more than a tenth, and a listing is one for all machines of the account.
 const LOOK_AGE: Duration = Duration::from_secs(3);
 
 /// How often a log that is being made is asked for.
@@ -252,6 +257,34 @@ impl Vastai {
         }
     }
 
+    /// All that a search finds: where as many offers come back as it may ask for, the next one begins at the price of the last.
+    /// An answer that is full and leads no further hides offers, perhaps those that fit: it is none.
+    async fn all_offers(&self, mut filter: Value) -> Result<Vec<Value>, Fault> {
+        let mut all = Vec::new();
+        let mut from = f64::MIN;
+        for _ in 0..SEARCHES_MAX {
+            let found = self.offers(filter.clone()).await?;
+            let (full, last) = (found.len() >= offer::OFFERS_MAX, offer::dearest(&found));
+            all.extend(found);
+            match last {
+                _ if !full => return Ok(all),
+                Some(last) if last > from => {
+                    from = last;
+                    offer::from_price(&mut filter, last);
+                }
+                Some(_) | None => break,
+            }
+        }
+        let most = offer::OFFERS_MAX;
+        let message = format!(
+            "each search finds {most} offers, the most that one may, and there may be more"
+        );
+        let cause = Cause::new(FailureClass::Unknown, message);
+        Err(Fault::before(
+            cause.hint("ask for less in `where`, such as a GPU by its name"),
+        ))
+    }
+
     /// What can be had now, on demand or for a bid.
     async fn found(
         &self,
@@ -272,7 +305,7 @@ impl Vastai {
         };
         let filter = offer::filter(requirement, &names, disk, buy);
         let offers = self
-            .offers(filter)
+            .all_offers(filter)
             .await
             .map_err(|fault| self.blind(fault))?;
         let quotes = offers

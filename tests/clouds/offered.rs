@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stageline::core::unit::Bytes;
+use stageline::core::unit::{Bytes, MicroDollars};
 use stageline::sim::{Kind, Running};
 
 use super::desk::{Desk, cloud};
@@ -242,4 +242,37 @@ fn each_lease_is_offered_what_it_costs_with_its_own_disk() {
         desk.run("destroy --auto-approve").exits(0);
         desk.agrees(0);
     }
+}
+
+/// Offers that are cheaper and not where one is asked for, and dearer ones that are.
+fn shelves(desk: &Desk, price: impl Fn(u64) -> u64) {
+    let mut inner = desk.cloud.world.lock();
+    let mut offers = inner.offers.values();
+    let like =
+        offers.find(|offer| offer.facts.gpus.len() == 1 && offer.facts.gpus[0].model == "RTX 4090");
+    let like = like.expect("there is one").clone();
+    let at = |id: u64, region: &str, price: u64| {
+        let mut offer = like.clone();
+        offer.id = id;
+        offer.facts.region = Some(region.to_owned());
+        offer.price = MicroDollars(price);
+        (id, offer)
+    };
+    inner.offers = (0..2500)
+        .map(|index| at(9_000_000 + index, "Japan, JP", price(index)))
+        .chain([at(9_900_000, "Germany, DE", 300_000)])
+        .collect();
+}
+
+#[test]
+fn the_cheapest_that_fits_is_found_behind_more_offers_than_a_search_returns() {
+    let desk = Desk::of(Kind::Vastai, vec![], 600, 1);
+    desk.edit("vram>=24,", "vram>=24, region=EU,");
+    shelves(&desk, |index| 100_000 + index);
+    let offers = desk.run("offers --where gpu=rtx_4090,region=EU");
+    offers.exits(0).says("Germany, DE");
+    desk.run("plan").exits(0).says("Germany, DE");
+    // Where every search is full of one price, nobody can look behind it: that is said, and nothing is rented blindly.
+    shelves(&desk, |_| 100_000);
+    desk.run("plan").says("there may be more");
 }

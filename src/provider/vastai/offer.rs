@@ -15,8 +15,11 @@ use stageline_core::unit::{Bytes, MicroDollars};
 use super::wire::{flag, id, money, number, text};
 use crate::provider::http::Fault;
 
-/// More offers than one search can be sold.
-const OFFERS_MAX: u32 = 1000;
+/// Offers that one search asks for. Where as many come back there may be more, which the next search asks for.
+pub(super) const OFFERS_MAX: usize = 1000;
+
+/// What two prices may differ by for having been written down: whoever asks for more from a price on asks from a little below it.
+const PRICE_SLACK: f64 = 0.000_001;
 
 /// More GPUs than a machine has.
 const GPUS_MAX: u32 = 64;
@@ -42,6 +45,17 @@ const NUMBERS: [&str; 12] = [
 
 /// How an ask is taken: on demand, or for a bid, which is the least that is taken where no amount is said.
 pub(super) type Buy = Option<Option<MicroDollars>>;
+
+/// Asks for offers from this price on, for an hour with the disk; the cheapest come first.
+pub(super) fn from_price(filter: &mut Value, price: f64) {
+    filter["dph_total"] = json!({ "gte": price - PRICE_SLACK });
+}
+
+/// The price of the dearest of these, as searches are ordered by.
+pub(super) fn dearest(offers: &[Value]) -> Option<f64> {
+    let prices = offers.iter().filter_map(|offer| number(offer, "dph_total"));
+    prices.reduce(f64::max)
+}
 
 /// The body of a search.
 pub(super) fn filter(
