@@ -167,6 +167,7 @@ impl CreateRequest {
             created_at: None,
             ended_at: None,
             told_at: None,
+            away_price: None,
         }
     }
 }
@@ -242,6 +243,8 @@ pub struct Machine {
     /// What that clock showed when this was said. Only of a clock that nobody sets: the time since [`Machine::created_at`] is
     /// what was billed.
     pub told_at: Option<Timestamp>,
+    /// What it costs again when its host, which is away, comes back.
+    pub away_price: Option<MicroDollars>,
 }
 
 impl Machine {

@@ -64,12 +64,13 @@ fn mark(machine: &Machine) -> Option<Marked> {
     })
 }
 
-/// What it costs. What serves for nothing has a price that was not told; what does not serve may cost nothing in truth.
+/// What it costs. What serves for nothing has a price that was not told; what does not serve may cost nothing in truth, unless its host
+/// is only away: it counts at the price that it has again when that comes back.
 fn told(machine: &Machine) -> Option<MicroDollars> {
     let price = machine.price_per_hour;
     match machine.status {
         MachineStatus::Dead(_) | MachineStatus::Interrupted(_) | MachineStatus::Ending => {
-            Some(price)
+            Some(machine.away_price.unwrap_or(price))
         }
         MachineStatus::Pending(_) | MachineStatus::Running => {
             Some(price).filter(|price| *price != MicroDollars::ZERO)

@@ -338,6 +338,7 @@ impl CommandProvider {
             },
             ended_at: listed.dates.and_then(|dates| dates.ended_at),
             told_at: listed.dates.and_then(|dates| dates.now),
+            away_price: None,
         }
     }
 
@@ -361,6 +362,7 @@ impl CommandProvider {
             created_at: Some(record.created_at),
             ended_at: None,
             told_at: None,
+            away_price: None,
         }
     }
 

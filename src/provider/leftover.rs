@@ -114,6 +114,7 @@ impl Leftover {
             created_at: None,
             ended_at: None,
             told_at: None,
+            away_price: None,
         })
     }
 }

@@ -259,6 +259,7 @@ impl Inner {
             created_at: record.map(|record| record.created_at),
             ended_at: None,
             told_at: None,
+            away_price: None,
         }))
     }
 

@@ -113,6 +113,7 @@ impl SimProvider {
             created_at: date(sim.made_at),
             ended_at: None,
             told_at: date(now).filter(|_| self.tells_ends),
+            away_price: None,
         })
     }
 

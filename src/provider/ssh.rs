@@ -215,6 +215,7 @@ impl SshProvider {
             created_at: mark.map(|mark| mark.since),
             ended_at: None,
             told_at: None,
+            away_price: None,
         }
     }
 
@@ -322,6 +323,7 @@ impl SshProvider {
             created_at: Some(since),
             ended_at: None,
             told_at: None,
+            away_price: None,
         }
     }
 

@@ -195,27 +195,40 @@ fn what_others_cost_counts_for_a_cap_on_money() {
     assert!(desk.there().is_empty());
 }
 
-/// Its host is away, or its provider took it back: it bills nothing, and that is told.
+/// Its provider took it back: it bills nothing, and that is told.
 #[test]
-fn a_machine_of_others_that_costs_nothing_now_leaves_room() {
-    for kind in [Kind::Vastai, Kind::Lambda] {
-        let desk = capped(kind, vec![], "max_total_per_hour = 1.10");
-        desk.run("apply --auto-approve --state one").exits(0);
-        let now = desk.cloud.world.clock.now();
-        for machine in desk.cloud.world.lock().machines.values_mut() {
-            match kind {
-                Kind::Lambda => machine.stopped_from = Some(now),
-                Kind::Vastai | Kind::Runpod => machine.away = Some((now, u64::MAX)),
-            }
-        }
-        desk.run("plan --state other")
-            .exits(0)
-            .says("1 machine of another topology, $0.00");
-        desk.run("apply --auto-approve --state other").exits(0);
-        desk.run("destroy --auto-approve --state other").exits(0);
-        desk.run("destroy --auto-approve --state one").exits(0);
-        assert!(desk.there().is_empty(), "{kind:?}");
+fn a_machine_of_others_that_costs_nothing_any_more_leaves_room() {
+    let desk = capped(Kind::Lambda, vec![], "max_total_per_hour = 1.10");
+    desk.run("apply --auto-approve --state one").exits(0);
+    let now = desk.cloud.world.clock.now();
+    for machine in desk.cloud.world.lock().machines.values_mut() {
+        machine.stopped_from = Some(now);
     }
+    desk.run("plan --state other")
+        .exits(0)
+        .says("1 machine of another topology, $0.00");
+    desk.run("apply --auto-approve --state other").exits(0);
+    desk.run("destroy --auto-approve --state other").exits(0);
+    desk.run("destroy --auto-approve --state one").exits(0);
+    assert!(desk.there().is_empty());
+}
+
+/// Its host is away: it bills nothing now, and bills again once that is back.
+#[test]
+fn a_machine_of_others_whose_host_is_away_counts_at_the_price_that_it_comes_back_with() {
+    let desk = capped(Kind::Vastai, vec![], "max_total_per_hour = 1.10");
+    desk.run("apply --auto-approve --state one").exits(0);
+    let now = desk.cloud.world.clock.now();
+    for machine in desk.cloud.world.lock().machines.values_mut() {
+        machine.away = Some((now, u64::MAX));
+    }
+    let ran = desk.run("plan --state other");
+    ran.exits(7)
+        .says("provider.vast.max_total_per_hour is $1.10");
+    desk.run("destroy --auto-approve --state one").exits(0);
+    desk.run("apply --auto-approve --state other").exits(0);
+    desk.run("destroy --auto-approve --state other").exits(0);
+    assert!(desk.there().is_empty());
 }
 
 /// A lease that is rented at runpod before it is rented at an account of vast.ai that cannot be seen.

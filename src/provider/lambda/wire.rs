@@ -241,6 +241,7 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
         created_at: None,
         ended_at: None,
         told_at: None,
+        away_price: None,
     })
 }
 

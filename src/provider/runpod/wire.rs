@@ -194,6 +194,7 @@ pub(super) fn machine(pod: &Value, relay: Option<&str>) -> Option<Machine> {
         created_at: text(pod, "createdAt").and_then(|text| text.parse().ok()),
         ended_at: None,
         told_at: None,
+        away_price: None,
     })
 }
 

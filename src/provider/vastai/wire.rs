@@ -204,6 +204,9 @@ pub(super) fn machine(instance: &Value, relay: Option<&str>) -> Option<Machine> 
         created_at: number(instance, "start_date").and_then(timestamp),
         ended_at: None,
         told_at: None,
+        away_price: price
+            .and_then(money)
+            .filter(|_| matches!(bills(instance), Bills::Nothing)),
     })
 }
 
