@@ -16,6 +16,8 @@ mod failover;
 mod faults;
 #[path = "apply/fence.rs"]
 mod fence;
+#[path = "apply/gangs.rs"]
+mod gangs;
 mod ledger;
 #[path = "apply/model.rs"]
 mod model;

@@ -1,6 +1,7 @@
 //! Clouds: our adapter and the real binary against a simulator over HTTP, and the provider's own client against the same
 //! simulator. What a simulator has at the end is what is recorded: nothing beyond it, nothing twice.
 
+mod away;
 mod bill;
 mod boots;
 mod command;
@@ -25,6 +26,7 @@ mod paces;
 mod private;
 mod pushed;
 mod regions;
+mod restarts;
 mod room;
 mod runpod;
 mod runpod_clients;

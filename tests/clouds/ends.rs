@@ -1,10 +1,9 @@
 //! A machine that ends itself: its operator is gone, its limit passes, and the cloud bills no more.
 
-use std::time::{Duration, Instant};
-
 use stageline::sim::{Fault, Kind};
 
 use super::desk::{Desk, SPEED};
+use super::host::until;
 
 #[test]
 fn a_machine_whose_operator_is_gone_ends_itself_by_its_limit_and_stays_ended() {
@@ -25,12 +24,7 @@ fn ends_itself(kind: Kind) {
     desk.run("apply --auto-approve").exits(0);
     desk.agrees(2);
     // Nobody does anything from here on.
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !desk.there().is_empty() {
-        assert!(Instant::now() < deadline, "they are still there");
-        #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    until("they end themselves", || desk.there().is_empty());
     let bill = desk.cloud.world.bill();
     desk.run("plan --detailed-exitcode")
         .exits(2)
@@ -44,6 +38,17 @@ fn ends_itself(kind: Kind) {
     desk.run("apply --auto-approve --renew lease.node[0]")
         .exits(0);
     assert_eq!(desk.there().len(), 1);
+    desk.run("destroy --auto-approve").exits(0);
+    desk.agrees(0);
+}
+
+/// Its one machine ends itself, which the next plan knows, and nothing is left.
+#[track_caller]
+fn ends_by(desk: &Desk, limit: &str) {
+    until("it ends itself", || desk.there().is_empty());
+    desk.run("plan --detailed-exitcode")
+        .exits(2)
+        .says(&format!("lease.node[0]: ended by its {limit}"));
     desk.run("destroy --auto-approve").exits(0);
     desk.agrees(0);
 }
@@ -107,12 +112,7 @@ fn a_machine_ends_itself_by_its_age_too() {
         desk.edit("image = ", "max_lifetime = \"15s\"\nimage = ");
         desk.run("apply --auto-approve").exits(0);
         desk.agrees(1);
-        super::host::until("it ended itself", || desk.there().is_empty());
-        desk.run("plan --detailed-exitcode")
-            .exits(2)
-            .says("lease.node[0]: ended by its max_lifetime");
-        desk.run("destroy --auto-approve").exits(0);
-        desk.agrees(0);
+        ends_by(&desk, "max_lifetime");
     }
 }
 
@@ -177,14 +177,5 @@ fn limits_that_are_changed_in_the_file_reach_a_machine_that_ends_itself() {
     desk.run("apply --auto-approve")
         .exits(0)
         .says("its limits changed");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !desk.there().is_empty() {
-        assert!(Instant::now() < deadline, "it keeps the limits of its boot");
-        #[expect(clippy::disallowed_methods, reason = "polling needs a pause")]
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    desk.run("plan --detailed-exitcode")
-        .exits(2)
-        .says("lease.node[0]: ended by its idle_timeout");
-    desk.run("destroy --auto-approve").exits(0);
+    ends_by(&desk, "idle_timeout");
 }
