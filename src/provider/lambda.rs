@@ -82,8 +82,11 @@ const LOOK_AGE: Duration = Duration::from_secs(3);
 /// How old the types may be for a search: many leases look at the same time.
 const TYPES_AGE: Duration = Duration::from_secs(3);
 
-/// How old it is at most when a launch that had its turn is sent: it was read right before that, or later by another one.
-const KNOWN_AGE: Duration = Duration::from_secs(60);
+/// Of what is sold, the offer of this id, where any of it is left.
+fn had(quotes: Vec<Quote>, id: &QuoteId) -> Option<Quote> {
+    let mut found = quotes.into_iter().filter(|quote| quote.id == *id);
+    found.find(|quote| quote.supply != Supply::Many(0))
+}
 
 /// An instance of a listing.
 #[derive(Clone)]
@@ -247,11 +250,15 @@ impl Lambda {
 
     async fn quotes(&self, age: Duration, disk: Bytes) -> Result<Vec<Quote>, Fault> {
         let types = self.all_types(age).await?;
+        self.sold(&types, disk)
+    }
+
+    fn sold(&self, types: &Value, disk: Bytes) -> Result<Vec<Quote>, Fault> {
         let barred = match self.settings.relay {
             Some(_) => &[],
             None => CLOSED_REGIONS,
         };
-        offer::quotes(&self.settings.name, &types, disk, barred)
+        offer::quotes(&self.settings.name, types, disk, barred)
     }
 
     /// The body of a launch, once the account is seen to have what one needs. Nothing is made here.
@@ -284,23 +291,16 @@ impl Lambda {
         boot::body(request, place, &ssh_key, &account)
     }
 
-    /// The offer of a launch by the newest table of types that anybody here has read: each launch reads it when its turn comes, and
-    /// a request more would have to wait behind the moments of all others.
-    async fn known(&self, request: &CreateRequest) -> Result<Option<Quote>, Blind> {
-        self.offered(&request.quote.id, request.disk, KNOWN_AGE)
-            .await
-    }
-
-    async fn offered(
-        &self,
-        id: &QuoteId,
-        disk: Bytes,
-        age: Duration,
-    ) -> Result<Option<Quote>, Blind> {
-        let quotes = self.quotes(age, disk).await;
+    /// The offer of a launch by the newest table of types that anybody here has read: each launch reads it when its turn comes. A
+    /// request more would have to wait behind the moments of all others, and be late itself. Where another one is being read, that of
+    /// its own turn holds.
+    fn known(&self, request: &CreateRequest) -> Result<Option<Quote>, Blind> {
+        let Some(types) = self.types.last() else {
+            return Ok(Some(request.quote.clone()));
+        };
+        let quotes = self.sold(&types, request.disk);
         let quotes = quotes.map_err(|fault| self.blind(fault))?;
-        let mut found = quotes.into_iter().filter(|quote| quote.id == *id);
-        Ok(found.find(|quote| quote.supply != Supply::Many(0)))
+        Ok(had(quotes, &request.quote.id))
     }
 
     /// Waits for the moment of a launch whose turn has come. What it needed of the account took some time before.
@@ -311,7 +311,7 @@ impl Lambda {
         let wait = wait.ok_or_else(too_many)?;
         let before = self.api.above(READY_MAX) + self.api.above(keys::REGISTER_MAX);
         let clock = self.settings.cloud.clock.as_ref();
-        let price = as_priced(&request.quote, self.known(request));
+        let price = as_priced(&request.quote, async { self.known(request) });
         in_time(clock, wait, (began, before + wait), price).await
     }
 
@@ -443,7 +443,9 @@ impl Provider for Lambda {
 
     async fn quote(&self, id: &QuoteId, disk: Bytes) -> Result<Option<Quote>, Blind> {
         crash_point("a quote, not yet read again");
-        self.offered(id, disk, Duration::ZERO).await
+        let quotes = self.quotes(Duration::ZERO, disk).await;
+        let quotes = quotes.map_err(|fault| self.blind(fault))?;
+        Ok(had(quotes, id))
     }
 
     async fn account(&self) -> Result<Option<Account>, Blind> {

@@ -64,6 +64,12 @@ impl<T: Clone> Shared<T> {
         listing
     }
 
+    /// The last one, however old; none where there is none, or somebody is reading another one just now.
+    pub fn last(&self) -> Option<T> {
+        let last = self.last.try_lock().ok()?;
+        last.as_ref().map(|(_, listing)| listing.clone())
+    }
+
     /// What was listed says nothing about what has been done since.
     pub async fn forget(&self) {
         *self.last.lock().await = None;
@@ -123,6 +129,9 @@ mod tests {
         assert_eq!((first, others.0, others.1), (Ok(1), Ok(2), Ok(2)));
         assert!(others.2 == Ok(1) || others.2 == Ok(2));
         assert_eq!(count.get(), 2);
+        assert_eq!(shared.last(), Some(2));
+        shared.forget().await;
+        assert_eq!(shared.last(), None);
     }
 
     #[tokio::test(start_paused = true)]

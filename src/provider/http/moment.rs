@@ -35,7 +35,12 @@ pub async fn in_time(
     tokio::time::sleep(wait - ahead).await;
     let passed = clock.boottime().saturating_sub(began);
     if passed + ahead > LATE_MAX && passed <= most + LATE_MAX {
-        price.await?;
+        // Sent after its moment, it would come too near to the next one.
+        let limit = if ahead.is_zero() { LATE_MAX } else { ahead };
+        match tokio::time::timeout(limit, price).await {
+            Ok(priced) => priced?,
+            Err(_) => return Err(unread()),
+        }
     }
     tokio::time::sleep_until(moment).await;
     let passed = clock.boottime().saturating_sub(began);
@@ -58,21 +63,27 @@ pub async fn as_priced(
     quote: &Quote,
     now: impl Future<Output = Result<Option<Quote>, Blind>>,
 ) -> Result<(), Cause> {
-    let why = match tokio::time::timeout(LATE_MAX, now).await {
-        Ok(Ok(Some(now))) if now.price_per_hour <= quote.price_per_hour => return Ok(()),
-        Ok(Ok(Some(now))) => format!(
+    let why = match now.await {
+        Ok(Some(now)) if now.price_per_hour <= quote.price_per_hour => return Ok(()),
+        Ok(Some(now)) => format!(
             "it costs {}/h now, and {}/h when its create was written down",
             now.price_per_hour, quote.price_per_hour
         ),
-        Ok(Ok(None)) => "it is gone".to_owned(),
-        Ok(Err(blind)) => format!("it could not be read again: {}", blind.cause.message),
-        Err(_) => format!("it could not be read again within {} s", LATE_MAX.as_secs()),
+        Ok(None) => "it is gone".to_owned(),
+        Err(blind) => format!("it could not be read again: {}", blind.cause.message),
     };
     let message = format!(
         "offer `{}` had to wait, and {why}; nothing was sent",
         quote.id
     );
     Err(Cause::new(FailureClass::Rate, message))
+}
+
+/// Said of one whose price is not told before its moment.
+fn unread() -> Cause {
+    let message =
+        "the create had to wait, and its price could not be read again in time; nothing was sent";
+    Cause::new(FailureClass::Rate, message)
 }
 
 /// Said of one that would have to wait for longer than it may.
@@ -109,14 +120,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_create_that_waited_for_longer_than_its_price_holds_is_priced_again_before_its_moment()
      {
-        for (seconds, looked, says) in [(4, 0, true), (20, 1, true), (20, 1, false)] {
+        for (seconds, looked, takes, says) in [
+            (4, 0, 500, true),
+            (20, 1, 500, true),
+            (20, 1, 500, false),
+            (20, 1, 2_500, true),
+        ] {
             let clock = FakeClock::manual(Timestamp::UNIX_EPOCH);
             let (wait, start) = (Duration::from_secs(seconds), Instant::now());
             let looks = std::cell::Cell::new(0);
             let price = async {
                 looks.set(looks.get() + 1);
                 assert_eq!(start.elapsed(), wait - PRICE_BEFORE);
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                tokio::time::sleep(Duration::from_millis(takes)).await;
                 let moved = Cause::new(FailureClass::Rate, "it costs more");
                 if says { Ok(()) } else { Err(moved) }
             };
@@ -130,7 +146,8 @@ mod tests {
                 (outcome.is_ok(), start.elapsed())
             };
             let ((sent, at), ()) = tokio::join!(waited, passes);
-            assert_eq!((sent, looks.get()), (says, looked), "{seconds} s");
+            let told = says && takes < 2_000;
+            assert_eq!((sent, looks.get()), (told, looked), "{seconds} s");
             assert!(!sent || at == wait, "{at:?}");
         }
     }
