@@ -240,8 +240,7 @@ pub struct Machine {
     pub created_at: Option<Timestamp>,
     /// When it ended and billed no more, by the provider's clock; only where the provider itself says so.
     pub ended_at: Option<Timestamp>,
-    /// What that clock showed when this was said. Only of a clock that nobody sets: the time since [`Machine::created_at`] is
-    /// what was billed.
+    /// What that clock, if nobody sets it, showed when this was said: it was billed from [`Machine::created_at`] until then.
     pub told_at: Option<Timestamp>,
     /// What it costs again when its host, which is away, comes back.
     pub away_price: Option<MicroDollars>,

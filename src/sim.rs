@@ -27,6 +27,7 @@ mod start;
 mod vastai;
 mod volume;
 mod world;
+mod wrong;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -29,7 +29,7 @@ pub use client::{Answer, Api, Call, ITS_OWN_MIN, PROOF_MIN, Told};
 pub use fault::{Fault, only};
 pub use gate::Endpoint;
 pub use listing::{Shared, whole};
-pub use moment::{as_priced, in_time, too_many};
+pub use moment::{LATE_MAX, as_priced, in_time, too_many};
 pub use place::{Base, clear, path};
 pub use recent::Recent;
 pub use start::{NOT_FETCHED, fetch_functions, start_script};

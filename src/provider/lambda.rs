@@ -312,7 +312,7 @@ impl Lambda {
         let before = self.api.above(READY_MAX) + self.api.above(keys::REGISTER_MAX);
         let clock = self.settings.cloud.clock.as_ref();
         let price = as_priced(&request.quote, async { self.known(request) });
-        in_time(clock, wait, (began, before + wait), price).await
+        in_time(clock, wait, (began, before + wait), Duration::ZERO, price).await
     }
 
     /// Launches whose turn has come already wait too, when the provider asks for a pause.

@@ -38,8 +38,8 @@ use stageline_core::unit::{Bytes, Timestamp};
 
 use super::doors::Doors;
 use super::http::{
-    Answer, Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, PROOF_MIN, Recent,
-    Shared, as_priced, in_time, text, too_many,
+    Answer, Api, Call, CloudSettings, Endpoint, Fault, ITS_OWN_MIN, KeyAccount, LATE_MAX,
+    PROOF_MIN, Recent, Shared, as_priced, in_time, text, too_many,
 };
 use super::leftover::Kept;
 use crate::ambient::crash_point;
@@ -355,7 +355,8 @@ impl Runpod {
         let quote = &request.quote;
         let price = as_priced(quote, self.quote(&quote.id, request.disk));
         let clock = self.settings.clock.as_ref();
-        in_time(clock, wait, (began, before + wait), price).await
+        // Creates keep no distance there.
+        in_time(clock, wait, (began, before + wait), LATE_MAX, price).await
     }
 
     /// Creates whose turn has come already wait too, when the provider asks for a pause.

@@ -336,7 +336,7 @@ impl Vastai {
         let wait = wait.ok_or_else(too_many)?;
         let quote = &request.quote;
         let price = as_priced(quote, self.quote(&quote.id, request.disk));
-        in_time(clock.as_ref(), wait, (began, wait), price).await
+        in_time(clock.as_ref(), wait, (began, wait), Duration::ZERO, price).await
     }
 
     /// Creates whose turn has come already wait too, when the provider asks for a pause.

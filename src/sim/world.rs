@@ -17,7 +17,7 @@ use super::clock::SimClock;
 use super::fault::{Fault, Faults};
 use super::machine::{Course, Machine, Offer, Stand};
 use super::volume::{self, Attached};
-use super::{Kind, Options};
+use super::{Kind, Options, wrong};
 
 /// Between two looks at what time has done.
 const TICK: Duration = Duration::from_millis(25);
@@ -242,7 +242,7 @@ impl World {
     /// What the record of the next machine says that it is, and what its agent finds.
     fn is_and_is_found(&self, offer: &Offer, disk: Bytes) -> (Facts, Facts) {
         let facts = match self.faults.fires("create-other-machine") {
-            Some(_) => other(&offer.facts),
+            Some(_) => wrong::other(&offer.facts),
             None => offer.facts.clone(),
         };
         let sound = Facts {
@@ -250,7 +250,7 @@ impl World {
             ..facts.clone()
         };
         let found = match self.faults.fires("boot-wrong-gpu") {
-            Some(fault) => wrong(fault.text.as_deref(), &sound),
+            Some(fault) => wrong::found(fault.text.as_deref(), &sound),
             None => sound,
         };
         (facts, found)
@@ -517,9 +517,6 @@ fn elsewhere(listen: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A driver that is older than any that is sold.
-const OLD_DRIVER: &str = "390.25";
-
 /// The same for somebody else: nothing of ours is on it.
 fn stranger(wish: &Wish, label: String) -> Wish {
     Wish {
@@ -564,52 +561,4 @@ fn dearer(price: MicroDollars, factor: f64) -> MicroDollars {
         reason = "prices are small and positive"
     )]
     MicroDollars(((price.0 as f64 * factor / step).round() * step) as u64)
-}
-
-/// What is found where something else was sold; each text is one of [`super::fault::WRONG`].
-fn wrong(what: Option<&str>, sold: &Facts) -> Facts {
-    let half = |size: Bytes| Bytes(size.0 / 2);
-    let mut found = sold.clone();
-    match what {
-        Some("fewer") => found = fewer(sold),
-        Some("mixed") => found = mixed(sold),
-        Some("driver") => found.driver = Some(OLD_DRIVER.to_owned()),
-        Some("vram") => found
-            .gpus
-            .iter_mut()
-            .for_each(|gpu| gpu.vram = half(gpu.vram)),
-        Some("memory") => found.memory = half(sold.memory),
-        Some("disk") => found.disk = half(sold.disk),
-        Some("arch") if sold.arch == "aarch64" => found.arch = "x86_64".to_owned(),
-        Some("arch") => found.arch = "aarch64".to_owned(),
-        Some(_) | None => found = other(sold),
-    }
-    found
-}
-
-/// One of its GPUs is another one.
-fn mixed(facts: &Facts) -> Facts {
-    let mut mixed = facts.clone();
-    if let Some(gpu) = mixed.gpus.last_mut() {
-        gpu.clone_from(&other(facts).gpus[0]);
-    }
-    mixed
-}
-
-/// Another machine than was sold.
-fn other(facts: &Facts) -> Facts {
-    let mut other = facts.clone();
-    for gpu in &mut other.gpus {
-        gpu.model = "GTX 1060".to_owned();
-        gpu.vram = Bytes::gib(6);
-    }
-    other.cpus = 1;
-    other
-}
-
-fn fewer(facts: &Facts) -> Facts {
-    let mut fewer = facts.clone();
-    fewer.gpus.pop();
-    fewer.memory = Bytes(fewer.memory.0 / 4);
-    fewer
 }

@@ -565,6 +565,9 @@ fn a_new_key_of_the_account_goes_on_and_another_accounts_does_not() {
 /// A key is also taken as a user without a password, as the provider takes it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_may_be_a_user_without_a_password() {
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .ok();
     for (kind, password, status) in [
         (Kind::Lambda, "", 200),
         (Kind::Lambda, "x", 401),

@@ -14,13 +14,14 @@ use crate::ambient::Clock;
 use crate::provider::Blind;
 
 /// A create may go out by so much later than it was to. The same is granted between its intention and its call.
-const LATE_MAX: Duration = Duration::from_secs(5);
+pub const LATE_MAX: Duration = Duration::from_secs(5);
 
 /// So much before its moment the price of one that waited is read again: the moment is kept, and the price is of then.
 const PRICE_BEFORE: Duration = Duration::from_secs(2);
 
 /// Sleeps for the rest of the wait. `began` is when, by the clock of the boot, what may take `most` began. One that goes out later than
-/// it may after that is looked at once more, by `price`.
+/// it may after that is looked at once more, by `price`, which may have it go out so much later than its moment as `late` says: where moments
+/// keep a distance from each other, not at all.
 ///
 /// # Errors
 /// [`Cause`] of a refusal, when more time than that has passed, or that of `price`. Nothing was sent.
@@ -28,6 +29,7 @@ pub async fn in_time(
     clock: &dyn Clock,
     wait: Duration,
     (began, most): (Duration, Duration),
+    late: Duration,
     price: impl Future<Output = Result<(), Cause>>,
 ) -> Result<(), Cause> {
     let moment = Instant::now() + wait;
@@ -35,9 +37,7 @@ pub async fn in_time(
     tokio::time::sleep(wait - ahead).await;
     let passed = clock.boottime().saturating_sub(began);
     if passed + ahead > LATE_MAX && passed <= most + LATE_MAX {
-        // Sent after its moment, it would come too near to the next one.
-        let limit = if ahead.is_zero() { LATE_MAX } else { ahead };
-        match tokio::time::timeout(limit, price).await {
+        match tokio::time::timeout(ahead + late, price).await {
             Ok(priced) => priced?,
             Err(_) => return Err(unread()),
         }
@@ -108,7 +108,8 @@ mod tests {
                 tokio::time::sleep(wait / 2).await;
                 clock.advance(wait + Duration::from_secs(slept));
             };
-            let sent_or_not = in_time(&clock, wait, (began, wait), async { Ok(()) });
+            let price = async { Ok(()) };
+            let sent_or_not = in_time(&clock, wait, (began, wait), LATE_MAX, price);
             let (outcome, ()) = tokio::join!(sent_or_not, asleep);
             assert_eq!(outcome.is_ok(), sent, "{slept}");
             let refused = outcome.err().map(|cause| cause.class);
@@ -142,7 +143,7 @@ mod tests {
             };
             let began = clock.boottime();
             let waited = async {
-                let outcome = in_time(&clock, wait, (began, wait), price).await;
+                let outcome = in_time(&clock, wait, (began, wait), Duration::ZERO, price).await;
                 (outcome.is_ok(), start.elapsed())
             };
             let ((sent, at), ()) = tokio::join!(waited, passes);
