@@ -13,6 +13,8 @@ use stageline_core::unit::MicroDollars;
 use super::console::Console;
 use super::sellers::Sellers;
 use super::{Exit, Failure, Global, money, project, relay, session, unseen};
+use crate::ambient::Clock;
+use crate::machine::client::AgentClient;
 use crate::machine::{AgentStatus, Target, WorkerState};
 use crate::observe;
 use crate::store::{Lock, LockInfo, Mode};
@@ -89,24 +91,10 @@ impl Status {
                 .map(|genesis| session::keys_of(&store, genesis, None).err());
             let hands = session::hands_if_any(&store, &state, relays, &place)?;
             let observed = observe::look(&state, &providers, None, clock.as_ref()).await;
-            let mut agents = BTreeMap::new();
-            if let Some(hands) = &hands {
-                let asked = observed.leases.iter().filter(|(_, seen)| is_up(seen));
-                let asked = asked.filter_map(|(lease, _)| {
-                    observe::target_by(&state, lease, observed.moved(lease))
-                });
-                let asked: Vec<Target> = asked.collect();
-                agents = match hands.online().await {
-                    Ok(()) => observe::statuses(asked, &**hands, clock.as_ref()).await,
-                    Err(refusal) => {
-                        let silent = asked.into_iter();
-                        silent
-                            .map(|target| (target.lease, Err(refusal.message.clone())))
-                            .collect()
-                    }
-                };
-                hands.close().await;
-            }
+            let agents = match hands {
+                Some(hands) => agents(&state, &observed, &hands, clock.as_ref()).await,
+                None => BTreeMap::new(),
+            };
             if let Some(Some(failure)) = missing
                 && !state.is_empty()
             {
@@ -140,6 +128,30 @@ impl Status {
             (false, false) => Exit::Stopped,
         })
     }
+}
+
+/// What the agents of machines that are up say of themselves.
+async fn agents(
+    state: &State,
+    observed: &Observed,
+    hands: &AgentClient,
+    clock: &dyn Clock,
+) -> BTreeMap<LeaseId, Result<AgentStatus, String>> {
+    let asked = observed.leases.iter().filter(|(_, seen)| is_up(seen));
+    let asked =
+        asked.filter_map(|(lease, _)| observe::target_by(state, lease, observed.moved(lease)));
+    let asked: Vec<Target> = asked.collect();
+    let agents = match hands.online().await {
+        Ok(()) => observe::statuses(asked, hands, clock).await,
+        Err(refusal) => {
+            let silent = asked.into_iter();
+            silent
+                .map(|target| (target.lease, Err(refusal.message.clone())))
+                .collect()
+        }
+    };
+    hands.close().await;
+    agents
 }
 
 /// Of some machine nobody can tell whether it is there, and not for its being too new.

@@ -112,7 +112,7 @@ impl Booter {
 
     /// Starts an agent that was halted, where its machine is by now.
     pub(super) fn resume(&self, machine: &Machine) -> Option<Agent> {
-        let folder = Folder::new(&self.root.join(machine.id.to_string()));
+        let folder = Folder::new(self.root.join(machine.id.to_string()));
         let mut config = folder.read_config().ok()?;
         config.listen = machine.listen;
         folder::write_json(&folder.config(), &config).ok()?;

@@ -275,14 +275,12 @@ impl World {
         let disk = Bytes(wish.disk_gib << 30);
         let (facts, found) = self.is_and_is_found(&offer, disk);
         let meter = self.meter(&offer, wish.disk_gib);
-        let price_later = fires("price-later").map(|fault| {
+        let costs = |fault: Fault| {
             let price = dearer(offer.price, fault.factor.unwrap_or(1.1));
             (runs + fault.millis(600), price)
-        });
-        let price_asked = fires("price-asked").map(|fault| {
-            let price = dearer(offer.price, fault.factor.unwrap_or(1.1));
-            (runs + fault.millis(600), price)
-        });
+        };
+        let price_later = fires("price-later").map(costs);
+        let price_asked = fires("price-asked").map(costs);
         let vanishes = fires("vanish").map(|fault| (runs + fault.millis(600), true));
         let ended = || self.faults.fires_as("meddle", "destroy");
         let ended = || ended().map(|fault| (runs + fault.millis(600), false));
