@@ -81,13 +81,7 @@ impl Ask {
                     Err(Unanswered::Failed(failure)) => return Err(failure),
                     Ok(()) => return Ok(()),
                 };
-                let sellers = Sellers {
-                    topology: None,
-                    state: &state,
-                    place: &place,
-                    folder: std::path::Path::new("."),
-                    clock: &clock,
-                };
+                let sellers = Sellers::recorded(&state, &place, &clock);
                 let Some(entry) = sellers.elsewhere(&entry).await else {
                     return Err(failed(&pipeline, &error));
                 };

@@ -29,13 +29,7 @@ impl Destroy {
             plan::announce(&drafted.plan, console)?;
             if drafted.plan.is_empty() {
                 let state = &drafted.loaded.state;
-                let sellers = Sellers {
-                    topology: None,
-                    state,
-                    place: &place,
-                    folder: Path::new("."),
-                    clock: &clock,
-                };
+                let sellers = Sellers::recorded(state, &place, &clock);
                 let providers = sellers.providers()?;
                 return run::proven(&place, &drafted.plan, state, &providers, &clock, console)
                     .await;

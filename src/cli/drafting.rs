@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::slice;
 use std::sync::Arc;
 
@@ -341,13 +340,7 @@ pub(crate) async fn destroy(
     } else {
         Vec::new()
     };
-    let sellers = Sellers {
-        topology: None,
-        state: &loaded.state,
-        place,
-        folder: Path::new("."),
-        clock,
-    };
+    let sellers = Sellers::recorded(&loaded.state, place, clock);
     let providers = sellers.providers()?;
     let observed = if narrow.no_refresh {
         Observed::default()

@@ -178,13 +178,8 @@ impl Awake {
         if let Some(hands) = &hands
             && hands.status(&target).await.is_err()
         {
-            let sellers = Sellers {
-                topology: None,
-                state: &state,
-                place,
-                folder: std::path::Path::new("."),
-                clock: &session::clock(),
-            };
+            let clock = session::clock();
+            let sellers = Sellers::recorded(&state, place, &clock);
             target = sellers.elsewhere(&target).await.unwrap_or(target);
         }
         Ok(hands.map(|hands| Self {

@@ -40,13 +40,7 @@ impl Logs {
             let keys = session::keys_of(&store, genesis, None)?;
             let relays = relay::relays(None, &state, &project::folder(global))?;
             let hands = session::hands(&keys, relays, &place);
-            let sellers = Sellers {
-                topology: None,
-                state: &state,
-                place: &place,
-                folder: std::path::Path::new("."),
-                clock: &clock,
-            };
+            let sellers = Sellers::recorded(&state, &place, &clock);
             let tail = self.tail << 10;
             let mut stream = hands.logs(&target, source.clone(), tail, self.follow).await;
             if let Err(MachineError::Unreachable { .. }) = stream

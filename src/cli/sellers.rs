@@ -45,7 +45,18 @@ const RECORDED_TIMEOUT: Millis = Millis::minutes(2);
 /// A provider of recorded machines: its table's name, its kind, and on which account, where there are accounts.
 type Recorded = BTreeMap<(Name, String), Option<Account>>;
 
-impl Sellers<'_> {
+impl<'a> Sellers<'a> {
+    /// Those of what is recorded, whatever the topology says by now.
+    pub fn recorded(state: &'a State, place: &'a Place, clock: &'a SharedClock) -> Self {
+        Self {
+            topology: None,
+            state,
+            place,
+            folder: Path::new("."),
+            clock,
+        }
+    }
+
     /// Every declared provider, one for each that recorded machines are on, and `local` in any case.
     pub fn providers(&self) -> Result<Providers, Failure> {
         let mut providers = Providers::default();

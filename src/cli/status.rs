@@ -76,13 +76,7 @@ impl Status {
             let store = place.open(Mode::Read).await?;
             let state = store.read().await?.state;
             let at_work = Lock::look(&store).await?;
-            let sellers = Sellers {
-                topology: None,
-                state: &state,
-                place: &place,
-                folder: std::path::Path::new("."),
-                clock: &clock,
-            };
+            let sellers = Sellers::recorded(&state, &place, &clock);
             let providers = sellers.providers()?;
             let relays = relay::relays(None, &state, &project::folder(global));
             let missing = state

@@ -224,14 +224,7 @@ impl Rollback {
 /// Machines of an earlier state that a complete, trusted listing does not have.
 async fn gone(place: &Place, then: &State) -> Result<BTreeSet<MachineId>, Failure> {
     let clock = session::clock();
-    let providers = Sellers {
-        topology: None,
-        state: then,
-        place,
-        folder: std::path::Path::new("."),
-        clock: &clock,
-    }
-    .providers()?;
+    let providers = Sellers::recorded(then, place, &clock).providers()?;
     let observed = crate::observe::look(then, &providers, None, clock.as_ref()).await;
     let gone = observed.leases.iter().filter_map(|(lease, seen)| {
         let held = then.lease(lease)?;
